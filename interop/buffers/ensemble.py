@@ -18,7 +18,6 @@ from interop.buffers import collate, editing
 from interop.buffers.checkpoints import fields_of
 from interop.buffers.ensemble_members import buffers_of, functions_of
 from interop.buffers.ensemble_parts import MemberPart, assembled, first_slots, info_of, items_of
-from interop.buffers.locked import all_locked, locked
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Part, Request
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
@@ -30,6 +29,7 @@ from interop.formats.torchrl_folder import TorchrlDump
 from interop.samplers import SamplerEnsemble
 from interop.samplers.ensemble import refuse_unstored
 from interop.samplers.member_choice import MemberChoice
+from interop.shared.storage_lock import all_locked, locked
 from interop.storages import StorageEnsemble, planning
 from interop.transforms.chain import as_chain
 from interop.writers import WriterEnsemble

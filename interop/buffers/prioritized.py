@@ -4,15 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor
 
 from interop.buffers.components import made
-from interop.buffers.locked import locked
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data.class_names import class_of
 from interop.samplers import PrioritizedSampler, Sampler
+from interop.shared.storage_lock import locked
 from interop.storages import ListStorage, Storage
 
 
@@ -99,18 +97,6 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         held: Storage = made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
         sampler = PrioritizedSampler(_capacity(held), alpha, beta, eps, reduction=reduction, device=sampler_device)
         super().__init__(storage=held, sampler=sampler, compilable=compilable, **others)
-
-    def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
-        """`TensorDictReplayBuffer.extend`. RuntimeError for `update_priority=True` with `sync=False`."""
-        if update_priority and self._workers_only_write:
-            raise RuntimeError(
-                "update_priority=True needs sync=True: with sync=False new rows get the highest priority. Call "
-                "update_priority() or update_tensordict_priority() in the process that samples"
-            )
-        return super().extend(tensordicts, update_priority=update_priority)
-
-    def _priority_in(self, stored: Any, many: bool) -> Any:
-        return None if self._workers_only_write else super()._priority_in(stored, many)
 
 
 def _capacity(storage: Storage) -> int:

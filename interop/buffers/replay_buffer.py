@@ -19,7 +19,6 @@ from fbuf.memory_plan import Plan, Share
 from interop.buffers import checkpoints, collate, editing, planning
 from interop.buffers.components import all_made, check_fit, made
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
-from interop.buffers.locked import locked
 from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.checkpoint.state import EXACT, LoadOptions
@@ -37,9 +36,9 @@ from interop.samplers.drawing import DrawingSampler
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
 from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import starting_a_worker
-from interop.shared.storage_lock import Held
+from interop.shared.storage_lock import Held, locked
 from interop.shared.thread_lock import Lock, renew_in_children
-from interop.storages import Storage, TensorStorage, following
+from interop.storages import Storage, TensorStorage
 from interop.storages import planning as of_storages
 from interop.storages.batches import read_batch
 from interop.transforms.order import Order
@@ -76,7 +75,7 @@ class ReplayBuffer(Sampled):
     priority_key: Any = "td_error"  # the entry with priorities in samples of tensordicts
     _marks_samples = False  # whether the info is written into them
     _revises = False  # whether batches are changed after collating where there are no transforms
-    _workers_only_write = False  # whether processes that are given the buffer, or forked, get it without the sampler
+    _workers_only_write = False  # whether other processes get the buffer without its sampler (sync=False)
 
     _storage: Storage
     _sampler: Sampler
@@ -335,19 +334,23 @@ class ReplayBuffer(Sampled):
     def _store(self, data: Any, many: bool, with_priorities: bool = True) -> Any:
         """Write what the inverse transforms make of data.
 
-        Transforms that keep something for the next write run under the lock, in the order of writes. A write that fails
-        leaves what they keep as it was.
+        Transforms that keep state between writes run under the lock, in the order of the writes. After a write that fails
+        their state is as before.
         """
-        self._writer.refuse("extend" if many else "add")
         chain = self._transform
-        if not chain.keeps:
-            stored = self._to_store(data, lift=not many)
+        if not chain.count:
+            with locked(self):
+                return self._write(data, many, with_priorities)
+        keeps = bool(chain.keeping)
+        lift = not many and (keeps or not self._marks_samples)
+        if not keeps:
+            stored = self._to_store(data, lift)
             with locked(self):
                 return self._write(stored, many, with_priorities)
         with locked(self):
             kept, counts = chain.snapshot(), (self._storage.ring.counts, self._writer.write_count)
             try:
-                stored = self._to_store(data, lift=not many)
+                stored = self._to_store(data, lift)
                 grew = is_tensor_collection(stored) and stored.ndim > data.ndim
                 return self._write(stored, many or grew, with_priorities)
             except BaseException:
@@ -358,7 +361,7 @@ class ReplayBuffer(Sampled):
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
         """The data after the inverse transforms; with `lift` they see a tensordict as a batch of one."""
-        if not len(self._transform):
+        if not self._transform.count:
             return data
         if is_tensor_collection(data):
             data = data.copy()  # transforms may add and remove keys of this one
@@ -373,34 +376,33 @@ class ReplayBuffer(Sampled):
         return each_leaf(self._transform.inv(data.unsqueeze(-1)), lower)
 
     def _write(self, stored: Any, many: bool, with_priorities: bool) -> Any:
-        """Write what is stored, and have all samplers on the storage know. The lock is held."""
-        storage, writer, sampler = self._storage, self._writer, self._sampler
-        if stored is None and len(self._transform):
+        """Write items, and give the samplers of all buffers on the storage their slots. The lock is held."""
+        storage, writer, sampler, transforms = self._storage, self._writer, self._sampler, self._transform.count
+        if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
-        storage.recover()
-        before = None
-        for buffer in storage.buffers():  # one that cannot follow the write refuses it
-            buffer.sampler.refuse_forked_child()
-            if before is None and buffer.sampler.follows_writes:
-                before = following.standing(storage)
+        buffers = storage.attached()
+        followed = False
+        for buffer in storage.buffers():
+            buffer.sampler.refuse_forked_child()  # a sampler that cannot follow the write
+            followed = followed or buffer.sampler.follows_writes
         priority = self._priority_in(stored, many) if with_priorities else None
-        dim = self.dim_extend
+        dim, before = self.dim_extend, storage.counts if followed else None
         try:
             index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
             if index is None:
                 return None
-            for buffer in storage.attached():
+            for buffer in buffers:
                 buffer.mark_update(index)
-        except BaseException:  # such as a signal's, when rows were written that have the priorities of those before
+        except BaseException:  # after a signal rows may be written, with the priorities of the rows before
             if before is not None:
                 with uninterrupted():
                     storage.recover()
-                    following.follow(storage, before)
+                    storage.report_writes(before)
             raise
         (sampler.extend if many else sampler.add)(index)
         if priority is not None:
             sampler.update_priority(index, priority, storage=storage)
-        if not self._marks_samples and dim == 0 and storage.ndim == 1 and not len(self._transform):
+        if not transforms and not self._marks_samples and dim == 0 and storage.ndim == 1:
             writer.note(stored, index)
         return index
 
@@ -442,7 +444,7 @@ class ReplayBuffer(Sampled):
             storage.recover()
             storage.refuse_forked_child()
             for buffer in storage.buffers():
-                buffer.writer.refuse("empty")
+                buffer.writer.refuse_empty()
             with storage.transaction():
                 storage.clear()
                 for buffer in storage.buffers():

@@ -12,13 +12,13 @@ from tensordict import TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from interop.buffers import collate
-from interop.buffers.locked import locked
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.data.keys import as_path
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
 from interop.data.tensordicts import entries_of
 from interop.sample_units import of_anchors
+from interop.shared.storage_lock import locked
 from interop.storages.batches import BatchInfo
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
@@ -48,22 +48,24 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "ReplayBuffer takes other data"
             )
 
-    def _to_store(self, data: Any, lift: bool = False) -> Any:
-        return super()._to_store(data, lift=lift and self._transform.keeps)
-
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
-        """Write a batch; where it has `priority_key`, with these priorities unless `update_priority=False`.
+        """Write a batch, with the priorities under `priority_key` if it has that entry, unless `update_priority=False`.
 
-        ValueError for data other than a tensordict; RuntimeError where the priorities are not one for each item: nothing is
-        written then.
+        ValueError for data other than a tensordict. RuntimeError for priorities that are not one for each item, and for
+        `update_priority=True` with `sync=False`. Nothing is written then.
         """
         self._check_data("extend", tensordicts)
+        if update_priority and self._workers_only_write:
+            raise RuntimeError(
+                "update_priority=True needs sync=True: with sync=False new rows get the highest priority. Call "
+                "update_priority() or update_tensordict_priority() in the process that samples"
+            )
         slots: Tensor = self._store(tensordicts, many=True, with_priorities=update_priority is not False)
         return slots
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
         """The priorities under `priority_key` as the sampler takes them. RuntimeError for those that it would refuse."""
-        priority = _entry(stored, self.priority_key)
+        priority = None if self._workers_only_write else _entry(stored, self.priority_key)
         if priority is None:
             return None
         if not self._sampler.takes_priorities:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from interop.buffers import ReplayBuffer
 from interop.buffers.collate import stack
-from interop.buffers.locked import locked
 from interop.data.class_names import class_of
 from interop.data.keys import as_path
 from interop.postprocs.gather import picked_items
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.stored_trajectories import StoredTrajectories
+from interop.shared.storage_lock import locked
 from interop.storages import Storage
 from interop.writers import TensorDictMaxValueWriter
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from interop.buffers.locked import locked
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data.class_names import class_of
@@ -18,6 +17,7 @@ from interop.remote.places import to_global
 from interop.samplers import PrioritizedSampler, SamplerWithoutReplacement, SliceSampler
 from interop.samplers.drawing import names_slots
 from interop.samplers.shares import Share
+from interop.shared.storage_lock import locked
 
 READS = frozenset(
     (

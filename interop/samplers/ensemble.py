@@ -38,6 +38,7 @@ class SamplerEnsemble(Sampler):
     ) -> None:
         self.members: tuple[Sampler, ...] = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
         self.choice = MemberChoice.of(len(samplers), p, sample_from_all, num_buffer_sampled)
+        self.takes_priorities = any(sampler.takes_priorities for sampler in self.members)
 
     @classmethod
     def over(cls, samplers: Sequence[Sampler], choice: MemberChoice) -> "SamplerEnsemble":
@@ -106,10 +107,6 @@ class SamplerEnsemble(Sampler):
 
     def __len__(self) -> int:
         return len(self.members)
-
-    @property
-    def takes_priorities(self) -> bool:
-        return any(sampler.takes_priorities for sampler in self.members)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give items of a sample new priorities; those of members without priorities have none.

@@ -23,7 +23,7 @@ from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import Share
 from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
 from interop.shared.interrupts import uninterrupted
-from interop.shared.processes import OneProcess, may_use_jax
+from interop.shared.processes import OneProcess
 from interop.shared.thread_lock import Lock
 from interop.storages import Storage, TensorStorage, planning
 from interop.storages.priorities import KeptPriorities
@@ -92,7 +92,7 @@ class PrioritizedSampler(DrawingSampler):
         if self._device is not None and bridge.jax_device(self._device) is None:
             raise RuntimeError(f"JAX does not see the device {self._device}: install a JAX that does, or use the CPU")
         self._lock = Lock()
-        self._process = OneProcess(_ONE_PROCESS)
+        self._process = OneProcess(_ONE_PROCESS, uses_jax=True)
         self._has_storage = False
         self._kept: KeptPriorities | None = None
         self._held = self._made(self.rule, self._max_capacity, self._alpha)
@@ -247,8 +247,7 @@ class PrioritizedSampler(DrawingSampler):
             self._held.exclude(slots, allowed)
 
     def refuse_forked_child(self) -> None:
-        self._process.check()
-        if not may_use_jax():
+        if not self._process.is_here:
             raise RuntimeError(_ONE_PROCESS)
 
     def _prepare(self, storage: Storage | None) -> None:
@@ -273,7 +272,9 @@ class PrioritizedSampler(DrawingSampler):
         self._keep(storage)
 
     def _keep(self, storage: Storage) -> None:
-        """Keep the priorities in the files of the storage; begin with those that an earlier process left there."""
+        """Keep the priorities in the files of the storage, and begin with those that an earlier process left there."""
+        if self._kept is not None and storage.priorities is self._kept:
+            return
         kept = storage.kept_priorities()
         if kept is None or kept is self._kept:
             return

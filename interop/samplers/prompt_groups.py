@@ -19,7 +19,6 @@ from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
 from interop.samplers.validation import flat_slots
 from interop.shared.processes import OneProcess
 from interop.storages import Storage, columns
-from interop.storages.following import edited
 from interop.writers import Writer
 
 _NONE = np.zeros(0, np.int64)
@@ -172,7 +171,7 @@ class PromptGroupSampler(DrawingSampler):
 
     def _sync(self, storage: Storage) -> None:
         """Read the ids of rows that were written or edited. What raises leaves them to be read."""
-        edits, places = edited(storage, self._edits)
+        edits, places = storage.edits_since(self._edits)
         if edits != self._edits:
             self._groups.truncate(len(storage))
         pending = self._pending[self._pending < len(storage)]

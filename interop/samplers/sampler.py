@@ -31,6 +31,13 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     """
 
     KEPT = False  # whether a storage in files keeps priorities of its items for it
+    follows_writes = False  # whether the class defines `mark_update`
+    takes_priorities = False  # whether it defines `update_priority`
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.follows_writes = cls.mark_update is not Sampler.mark_update
+        cls.takes_priorities = cls.update_priority is not Sampler.update_priority
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
@@ -114,11 +121,6 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """The items at index are new, through whichever buffer they were written."""
 
-    @property
-    def follows_writes(self) -> bool:
-        """Whether `mark_update` has an effect: it has where a subclass defines it."""
-        return type(self).mark_update is not Sampler.mark_update
-
     def take_over(self, storage: Storage) -> None:
         """Draw from a storage that may have items already: `mark_update` of a user's class is called with all of them."""
         if len(storage) and defined_outside(self, "mark_update"):
@@ -133,11 +135,6 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             UserWarning,
             stacklevel=3,
         )
-
-    @property
-    def takes_priorities(self) -> bool:
-        """Whether `update_priority` has an effect: it has where a subclass defines it."""
-        return type(self).update_priority is not Sampler.update_priority
 
     def checked(self, priority: Any) -> Any:
         """The priorities as `update_priority` takes them; TypeError or ValueError for what it would refuse."""

@@ -15,7 +15,6 @@ from interop.data.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.sampler import host_share
 from interop.storages import Storage, columns
-from interop.storages.following import standing
 
 _FARTHEST = 2**62  # of versions, so that differences are exact
 
@@ -90,7 +89,7 @@ class StalenessAwareSampler(DrawingSampler):
         """The weights of all items, made anew where something has changed."""
         stored(storage)
         # What other processes wrote is counted, too.
-        computed_at = (standing(storage), self._consumer_version, self._max_staleness, self.staleness_weight_fn)
+        computed_at = (storage.counts, self._consumer_version, self._max_staleness, self.staleness_weight_fn)
         known = self._known
         if known is None or known.storage() is not storage or known.computed_at != computed_at:
             staleness = self.staleness_of(storage)

@@ -21,6 +21,7 @@ from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
 from interop.shared.files import Files, check_folders, write
+from interop.shared.thread_lock import renew_in_children
 from interop.shared.undo import commits_of
 from interop.storages import planning
 
@@ -32,15 +33,21 @@ _LONGEST = 1 << 26  # bytes of a description
 
 
 class Owner:
-    """The right to write in a folder, of one storage and the worker processes that have it. It goes with the last of them.
+    """The lock of a folder, held by one storage and the worker processes that have it. Released by the last of them.
 
-    RuntimeError where another storage has it, in this process or in another; CheckpointCorrupt for a lock file that
-    is whole, and says what none says.
+    RuntimeError if another storage holds it, in this process or in another. CheckpointCorrupt for a lock file with other
+    content.
+
+    Attributes:
+        is_open: whether this process holds it, perhaps as a worker.
+        is_here: whether this process took it and still holds it.
     """
 
     def __init__(self, root: Path) -> None:
         self.path = root / LOCK
         self._pid = os.getpid()
+        self.is_here = self.is_open = True
+        renew_in_children(self)
         self._handle, self.is_new = self._locked()
         try:
             self.list(self.noted())
@@ -97,21 +104,15 @@ class Owner:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this process took it, which is no worker of the one that did, and still has it."""
-        return self._pid == os.getpid() and self._handle >= 0
+    def renew(self) -> None:
+        self.is_here = False
 
     def close(self) -> None:
-        """Give it up, as far as this process goes."""
+        """Release the lock in this process."""
+        self.is_here = self.is_open = False
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)  # to unlock it would unlock it for workers, too
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this process, a worker perhaps, still has it."""
-        return self._handle >= 0
 
     def folder(self) -> Path:
         """Where the folder is now: it may have been renamed, and its name be another's. RuntimeError where it is gone."""
@@ -132,6 +133,7 @@ class Owner:
     def __setstate__(self, state: tuple[Any, Path, int]) -> None:
         duplicate, self.path, self._pid = state
         self._handle, self.is_new, self.listed = duplicate.detach(), False, []
+        self.is_here, self.is_open = False, True
 
 
 def _name_of(handle: int) -> Path | None:

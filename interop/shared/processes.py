@@ -3,6 +3,8 @@
 import os
 from multiprocessing import context
 
+from interop.shared.thread_lock import renew_in_children
+
 _parent_used_jax = False
 
 
@@ -30,27 +32,35 @@ def starting_a_worker() -> bool:
 
 
 class OneProcess:
-    """Held by a component whose state other processes would not see: it is used in the process that made it.
+    """Held by a component whose state other processes do not see. It works in the process that made or unpickled it.
 
-    Pickling it for a worker raises. A copy belongs to the process that unpickles it.
+    Pickling it for a process that is starting raises.
+
+    Args:
+        refusal: the text of the errors.
+        uses_jax: whether the component also needs a process that may use JAX.
     """
 
-    def __init__(self, refusal: str) -> None:
-        self._refusal = refusal
-        self._pid = os.getpid()
+    def __init__(self, refusal: str, uses_jax: bool = False) -> None:
+        self._refusal, self._uses_jax = refusal, uses_jax
+        self.is_here = not uses_jax or may_use_jax()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        self.is_here = False
 
     def check(self) -> None:
-        """RuntimeError in a forked child."""
-        if os.getpid() != self._pid:
+        """RuntimeError in another process."""
+        if not self.is_here:
             raise RuntimeError(self._refusal)
 
-    def __getstate__(self) -> str:
+    def __getstate__(self) -> tuple[str, bool]:
         if starting_a_worker():
             raise RuntimeError(self._refusal)
-        return self._refusal
+        return self._refusal, self._uses_jax
 
-    def __setstate__(self, refusal: str) -> None:
-        self.__init__(refusal)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,11 +39,51 @@ class Locked(Protocol):
         """Whether the counters belong to one process."""
 
 
-class Held:
-    """The context of a generator that yields once, at half the cost of one by contextlib.
+class HasLock(Protocol):
+    """A storage."""
 
-    What the generator holds by `with` is released also where a signal breaks off the step into the context or out of it:
-    then the generator is closed with this object.
+    lock: "StorageLock"
+
+
+class HasStorage(Protocol):
+    """A buffer, whose storage another thread may exchange."""
+
+    @property
+    def storage(self) -> HasLock: ...
+
+
+def locked(buffer: HasStorage) -> "Held":
+    """Hold the lock of the storage of a buffer. Reentrant."""
+    return Held(_storage_held(buffer))
+
+
+def _storage_held(buffer: HasStorage) -> Iterator[None]:
+    while True:
+        lock = buffer.storage.lock
+        with lock.threads:
+            if lock is buffer.storage.lock:  # the storage may have been exchanged while this thread waited
+                yield from lock.steps()
+                return
+
+
+@contextlib.contextmanager
+def all_locked(buffers: Sequence[HasStorage]) -> Iterator[None]:
+    """Hold the locks of several buffers. All threads take them in the same order."""
+    while True:
+        locks = {id(each.storage.lock): each.storage.lock for each in buffers}
+        with contextlib.ExitStack() as held:
+            for place in sorted(locks):
+                held.enter_context(locks[place].held())
+            if all(id(each.storage.lock) in locks for each in buffers):  # no storage was exchanged
+                yield
+                return
+
+
+class Held:
+    """The context of a generator that yields once. Half the cost of `contextlib.contextmanager`.
+
+    Locks that the generator holds by `with` are also released if a signal interrupts entering or leaving the context: the
+    generator is then closed with this object.
     """
 
     __slots__ = ("_steps",)
@@ -92,9 +132,10 @@ class StorageLock:
 
     def held(self) -> "Held":
         """Hold the lock. RuntimeError in a forked child that cannot read the storage."""
-        return Held(self._hold())
+        return Held(self.steps())
 
-    def _hold(self) -> Iterator[None]:
+    def steps(self) -> Iterator[None]:
+        """A generator that holds the lock at its only yield."""
         with self.threads:
             if self.hooked and not self._begun:
                 try:

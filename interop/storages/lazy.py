@@ -47,7 +47,6 @@ class LazyTensorStorage(TensorStorage):
             shape of an item.
     """
 
-    _first: FirstWrite | None = None  # where processes that share it find the memory
     _epoch = 0  # in which the memory was allocated
 
     def __init__(
@@ -101,9 +100,7 @@ class LazyTensorStorage(TensorStorage):
             return TorchRows(found[2], lead[1:])
 
     def _look(self) -> None:
-        """Have the memory that another process allocated, and none that one gave up."""
-        if self._first is None:
-            return
+        assert self._first is not None
         if self._epoch != self._first.epoch.value:
             self._disown()
             self._epoch = self._first.epoch.value
@@ -145,19 +142,6 @@ class LazyTensorStorage(TensorStorage):
     def _refuse_to_share(self) -> None:
         self._meet()
         super()._refuse_to_share()
-
-    def acquired(self) -> None:
-        self._look()
-        super().acquired()
-
-    def own_rows(self) -> Rows:
-        self._look()
-        return super().own_rows()
-
-    @property
-    def initialized(self) -> bool:
-        self._look()
-        return super().initialized
 
     def is_shared(self) -> bool:
         return self._first is not None if self.rows is None else super().is_shared()

@@ -23,7 +23,7 @@ from interop.shared.journal import Journal
 from interop.shared.processes import starting_a_worker
 from interop.shared.shared_int import in_shared_memory
 from interop.shared.storage_lock import StorageLock
-from interop.storages import following, planning
+from interop.storages import planning
 
 
 class Storage(Aliases, Seeded):
@@ -49,7 +49,7 @@ class Storage(Aliases, Seeded):
     priorities: Any = None  # of its items, where they are kept beside them
     reopened = False  # whether its rows are of a process before this one
     _watched = False  # whether samplers are told of what other processes write
-    _seen: tuple[int, ...] | None = None  # what there was when the lock was released last, where they are
+    _seen: tuple[int, int, int, int] | None = None  # the counts when the lock was last released, if so
     lock: StorageLock
     _listeners: "_Listeners"
     ring: Ring  # where it stands: rows in use, cursor, what was written
@@ -174,27 +174,70 @@ class Storage(Aliases, Seeded):
         """Have what a process was writing when it ended be taken back by the next one."""
 
     def acquired(self) -> None:
-        """The lock was taken: know what other processes did."""
+        """The lock was taken: roll back an unfinished write, and tell samplers of writes by other processes."""
         self.recover()
-        if self._seen is not None and not self.lock.forked and self._seen != following.standing(self):
-            following.follow(self, self._seen)
+        if self._seen is not None and not self.lock.forked:
+            self.report_writes(self._seen)
 
     def released(self) -> None:
         """The lock is about to be released: other processes may write."""
-        shared = self._watched and self.lock.processes is not None
-        self._seen = following.standing(self) if shared else None
+        self._seen = self.counts if self._watched and self.lock.processes is not None else None
 
     def recover(self) -> None:
-        """Roll back what a process was writing when it ended. The lock is held, by nothing around this."""
+        """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
         self.journal.recover_interrupted()
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
-        """A time, within no other, of which all that is written counts at its end or, where it breaks off, nothing."""
+        """A transaction: commits on exit, rolls back on error. Cannot be nested."""
         return self.journal
 
     def part(self) -> contextlib.AbstractContextManager[Any]:
-        """The same, and a part of the step that it is in."""
+        """Joins the transaction that is open, or is one."""
         return self.journal.part()
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """The counters of the ring and the length. They differ after any write."""
+        return (*self.ring.counts, len(self))
+
+    def report_writes(self, before: tuple[int, int, int, int]) -> None:
+        """Call `mark_update` of the buffers for all rows written since the counts were `before`.
+
+        Rows are known if they were written around the ring; other writes are reported by the writer. Samplers of a storage
+        that was emptied meanwhile are cleared first.
+        """
+        if self.counts == before:
+            return
+        written, _, _, length = before
+        rows, ring = self.row_capacity(None), self.ring
+        count = min(ring.written - written, rows)
+        new = torch.arange(ring.cursor - count, ring.cursor, device="cpu") % max(rows, 1)
+        new = new[new < self.filled_rows]
+        emptied = len(self) < length
+        if emptied:
+            new = torch.arange(self.filled_rows, device="cpu")
+        for buffer in self.buffers():
+            if buffer.sampler.follows_writes:
+                if emptied:
+                    buffer.sampler.clear()
+                if len(new):
+                    buffer.mark_update(self.coordinates(new))
+
+    def edits_since(self, version: int | None) -> tuple[int, np.ndarray]:
+        """The version of the ring, and the flat slots of rows edited after `version`, the oldest row first.
+
+        All slots if `version` is None or the ring no longer knows which rows were edited.
+        """
+        ring, length, rows = self.ring, len(self), self.filled_rows
+        if ring.version == version or not length:
+            return ring.version, np.zeros(0, np.int64)
+        edits = None if version is None else ring.since(version)
+        changed = np.full(rows, edits is None)
+        for each in edits or ():
+            changed[each] = True
+        places = (np.flatnonzero(np.roll(changed, -ring.cursor)) + ring.cursor) % rows
+        lanes = length // rows
+        return ring.version, (places[:, None] * lanes + np.arange(lanes)).reshape(-1)
 
     def kept_priorities(self) -> Any:
         """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
@@ -298,7 +341,7 @@ class Storage(Aliases, Seeded):
     def attach(self, buffer: Any) -> None:
         """Have `buffer.mark_update(index)` called at each write through any buffer. Does not keep the buffer alive."""
         self._listen_to(buffer)
-        self._watched = self.tracks_writes and bool(following.followers(self))
+        self._watched = self.tracks_writes and any(each.sampler.follows_writes for each in self.buffers())
 
     def _listen_to(self, buffer: Any) -> None:
         if any(each is buffer for each in self.attached()):

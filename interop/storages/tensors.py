@@ -23,6 +23,7 @@ from interop.data.packed import PackedValues
 from interop.host import maps
 from interop.host.device_rows import JaxRows, rows_in_jax
 from interop.host.rows import Rows, TorchRows
+from interop.shared.first_write import FirstWrite
 from interop.shared.interrupts import uninterrupted
 from interop.shared.journal import LARGEST, Guarded, Journal
 from interop.shared.memory import Memory
@@ -53,6 +54,7 @@ class TensorStorage(Storage):
     fill: Mapping[KeyPath, Tensor] | None = None  # what rows get under keys that come with a later batch
     _keeps_layout = False  # whether the memory was allocated for items of a spec, and takes no others
     _ragged: frozenset[KeyPath] = frozenset()  # entries whose rows may have any length
+    _first: FirstWrite | None = None  # where processes find memory that one of them allocates at the first write
 
     def __init__(
         self,
@@ -178,7 +180,17 @@ class TensorStorage(Storage):
     @property
     def initialized(self) -> bool:
         """Whether memory is there."""
+        if self._first is not None:
+            self._look()
         return self.rows is not None
+
+    def acquired(self) -> None:
+        if self._first is not None:
+            self._look()
+        super().acquired()
+
+    def _look(self) -> None:
+        """Take the memory that another process has allocated, and drop memory that one has given up."""
 
     @property
     def max_size(self) -> int:
@@ -531,6 +543,8 @@ class TensorStorage(Storage):
 
     def own_rows(self) -> Rows:
         """The rows. RuntimeError before the first write."""
+        if self._first is not None:
+            self._look()
         if self.rows is None:
             raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
         return self.rows

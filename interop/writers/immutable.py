@@ -11,19 +11,23 @@ class ImmutableDatasetWriter(Writer):
     def __init__(self) -> None:
         super().__init__()
 
-    def refuse(self, call: str) -> NoReturn:
-        raise RuntimeError(f"This dataset doesn't allow writing. {call}() needs another writer; nothing was changed")
-
     def add(self, data: Any) -> NoReturn:
         """RuntimeError."""
-        self.refuse("add")
+        _refuse("add")
 
     def extend(self, data: Any) -> NoReturn:
         """RuntimeError."""
-        self.refuse("extend")
+        _refuse("extend")
+
+    def refuse_empty(self) -> NoReturn:
+        _refuse("empty")
 
     def _empty(self, empty_write_count: bool = True) -> NoReturn:
-        self.refuse("empty")
+        _refuse("empty")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _refuse(call: str) -> NoReturn:
+    raise RuntimeError(f"This dataset doesn't allow writing. {call}() needs another writer; nothing was changed")

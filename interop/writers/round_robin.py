@@ -86,7 +86,7 @@ class RoundRobinWriter(Writer):
         with storage.transaction():
             storage.set(row, self.stamped(data, row))
             self._advance(row, 1, after)
-        return self._replicate_index(row)
+        return self._storage.coordinates(row)
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch, dim 0 being the rows; of more rows than the capacity the last stay."""
@@ -114,7 +114,7 @@ class RoundRobinWriter(Writer):
                 self._set_last(index, stamped, capacity)
                 self._advance(index, dims[0], after)
         device = getattr(data, "device", None)
-        index = self._replicate_index(index)
+        index = self._storage.coordinates(index)
         return index.to(device) if device is not None and device.type != "cpu" else index
 
     def write_at(self, index: Any, data: Any) -> Any:
@@ -144,7 +144,7 @@ class RoundRobinWriter(Writer):
                 self._advance(rows, named.size, cursor)
                 if storage.priorities is not None:
                     storage.priorities.forget(rows)
-            slots = self._replicate_index(rows)
+            slots = self._storage.coordinates(rows)
             for buffer in storage.attached():
                 buffer.mark_update(slots)
             return slots

@@ -46,8 +46,8 @@ class Writer(Stateful, Seeded, ABC):
     def extend(self, data: Any) -> Tensor:
         """Write a batch of items; the slots they took."""
 
-    def refuse(self, call: str) -> None:
-        """RuntimeError where the buffer must not "add", "extend" or "empty"; nothing has changed yet."""
+    def refuse_empty(self) -> None:
+        """RuntimeError for a buffer that must not be emptied. Called before anything changes."""
 
     def clear(self, empty_write_count: bool = True) -> None:
         """Start over: the buffer was emptied. Calls `_empty`, which a subclass defines."""

@@ -15,8 +15,8 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from interop.buffers.locked import locked
 from interop.host.rows import TorchRows
+from interop.shared.storage_lock import locked
 from interop.storages.batches import BatchInfo
 from tests.interop.rows import check_same
 

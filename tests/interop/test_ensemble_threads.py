@@ -20,7 +20,7 @@ from interop import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from interop.buffers.locked import locked
+from interop.shared.storage_lock import locked
 from tests.interop.rows import check_same, flat_td
 from tests.interop.test_threads_and_processes import together
 
