@@ -10,7 +10,6 @@ import ctypes
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from interop.shared.shared_int import in_shared_memory
 _BRIEF = 1 << 16  # bytes that are copied before another thread would have begun to run
 _move = ctypes.memmove  # lets other threads run meanwhile: where these keep Python busy, it is a while until it goes on
 _move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_move, ctypes.c_void_p).value or 0)
-_nbytes, _dtype, _is_cpu = attrgetter("nbytes"), attrgetter("dtype"), attrgetter("is_cpu")
 _from_numpy = torch.from_numpy
 
 
@@ -57,8 +55,6 @@ class TorchRows:
         self._items = [LeafRows(tensor, self.lanes) for tensor in plain]
         simple = all(items.take is not None and not items.is_bfloat16 for items in self._items)
         self._widest = max((items.size for items in self._items), default=0) if simple else math.inf
-        self._dtypes: list[torch.dtype] = [tensor.dtype for tensor in plain]
-        self._sizes: tuple[int, list[int]] = -1, []  # bytes of so many rows of each leaf, where all of them are brief
         self._takes: tuple[Any, list[Any]] = None, []  # of the leaves that were read last, whose places were not known
         self._paging = Paging.of(self._items, self.tensors, self.lanes, self._mapped)
         self.runs = None if self._numpy is None else Runs(self._items, self.lanes, self._paging)
@@ -144,8 +140,6 @@ class TorchRows:
         kept = min(count, capacity)
         start = (start + count - kept) % capacity
         head = min(kept, capacity - start)
-        if head == count and self._moved(start, count, leaves):
-            return
         leaves = self.apart(leaves)
         if head == count:
             for place in self._copy_bytes(start, count, leaves):
@@ -155,30 +149,6 @@ class TorchRows:
                 self._copy(place, start, leaf[count - kept : count - kept + head])
                 self._copy(place, 0, leaf[count - kept + head :])
 
-    def _moved(self, start: int, count: int, leaves: Sequence[Tensor]) -> bool:
-        """Write so many whole rows where each leaf is one copy of a few bytes; else False, and nothing is written.
-
-        Hardly a step of Python is taken for each leaf.
-        """
-        if self._sizes[0] != count:
-            sizes = [count * row for _, row, _, _ in self._dense]
-            fits = min(sizes) > 0 and max(sizes) < _BRIEF and all(whole for _, _, whole, _ in self._dense)
-            self._sizes = count, sizes if fits else []
-        sizes = self._sizes[1]
-        if list(map(_nbytes, leaves)) != sizes or list(map(_dtype, leaves)) != self._dtypes:
-            return False
-        if not (all(map(_is_cpu, leaves)) and all(map(Tensor.is_contiguous, leaves))):
-            return False
-        if any(map(Tensor.is_neg, leaves)) or any(map(Tensor.is_conj, leaves)):
-            return False
-        given = list(map(Tensor.data_ptr, leaves))
-        between = min(given) < self._extents[1][-1] and max(map(add, given, sizes)) > self._extents[0][0]
-        if not all(given) or (between and self.apart(leaves) is not leaves):
-            return False
-        for (memory, row, _, _), source, size in zip(self._dense, given, sizes, strict=True):
-            _move_briefly(memory + start * row, source, size)
-        return True
-
     def _copy(self, place: int, start: int, leaf: Tensor) -> None:
         stop = start + leaf.shape[0]
         if self._numpy is None or leaf.device.type != "cpu" or leaf.nbytes >= LARGE or _unusual(leaf):
@@ -187,8 +157,7 @@ class TorchRows:
             self._numpy[place][start:stop] = bridge.numpy_view(leaf.detach() if leaf.requires_grad else leaf)
 
     def _copy_bytes(self, start: int, count: int, leaves: Sequence[Tensor]) -> list[int]:
-        """Write so many whole rows where that is one copy of bytes, at a third of the overhead that NumPy has; of which
-        leaves it is not."""
+        """Copy the leaves whose rows are one block of memory, with a third of the overhead of NumPy. Returns the others."""
         left = []
         for place, (leaf, (memory, row, whole, dtype)) in enumerate(zip(leaves, self._dense, strict=True)):
             size = count * row
