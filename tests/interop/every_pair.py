@@ -1,4 +1,4 @@
-"""Every storage, sampler and writer joined in each kind of buffer: what comes of it.
+"""Which storages, samplers and writers go together: runs the history of every pair.
 
 `python -m tests.interop.every_pair > docs/pairs.md` writes the table.
 """
@@ -12,9 +12,9 @@ from tests.interop.pair_history import BUFFERS, LAYOUTS, LISTS, SAMPLERS, WRITER
 
 @functools.cache
 def outcome(cell: Cell, run: bool = True) -> tuple[str, str]:
-    """ "works" or "reads", and nothing; or the type and the words of the error with which joining is refused.
+    """ "works" or "reads" and an empty text; or type and text of the error if the parts are refused.
 
-    Without `run` the parts are only joined.
+    Without `run` the buffer is only constructed.
     """
     try:
         history = History(cell)
@@ -66,24 +66,23 @@ Written by `python -m tests.interop.every_pair > docs/pairs.md`: each entry is a
 
 ## `interop`
 
-Each pair was joined in a `ReplayBuffer` and in a `TensorDictReplayBuffer`, which agree throughout, and went through one
-history: `extend`, `add`, both again around the ring, batches in between, `update_priority`, `rb[:]`, `empty`, and all anew.
-What was drawn was compared with what had been written: the right items, whole slices, each item once an epoch, the item
-with the only priority. Two lanes with ndim=2.
+Each pair is tested in a `ReplayBuffer` and in a `TensorDictReplayBuffer`, with equal results. The test calls `extend` and
+`add`, also around the ring, `sample`, `update_priority`, `rb[:]` and `empty`, and starts again. It compares every batch
+with the written items: the items of its index, whole slices, each item once an epoch, only the item that has priority.
+With ndim=2 there are two lanes.
 
-- **works**: all of that.
-- **reads**: the storage was filled before; batches are right, and a RuntimeError refuses `add`, `extend` and `empty`.
-- **no (n)**: the constructor refuses it, and so do `set_sampler` and `set_writer`, with error n below.
+- **works**: the whole test passes.
+- **reads**: the storage was filled before. Batches are right; `add`, `extend` and `empty` raise a RuntimeError.
+- **no (n)**: the constructor, `set_sampler` and `set_writer` raise error n below.
 
 {interop}
 
 ## `fbuf`
 
-Each buffer was joined and, where that is not refused, compiled and run: two writes that fill the ring, two that go around
-it, `clear` and another, with six draws after each; two lanes where there are some, items with stacks of two frames. What
-came was compared with what had been written, bit for bit; each item or start once an epoch, what has the only priority,
-items in their order. A mixture has members with all samplers of its kind, with and without lanes and frames, and one with
-`HighestRanked`.
+Each buffer that can be constructed is compiled and run: two writes fill the ring, two go around it, one follows `clear`,
+with six draws after each. Items have stacks of two frames. Draws are compared with the written items bit for bit: each item
+or start once an epoch, only the item that has priority, items in their order. A mixture has members with all samplers of
+its kind, with and without lanes and frames, and one with `HighestRanked`.
 
 {core}
 """

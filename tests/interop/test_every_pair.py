@@ -1,4 +1,4 @@
-"""Every storage with every sampler and writer: they work together, or are refused where they are joined."""
+"""Every storage with every sampler and writer: they work together, or the constructor refuses them."""
 
 import itertools
 from collections import Counter
@@ -32,10 +32,10 @@ ERRORS = {"RuntimeError": RuntimeError, "TypeError": TypeError, "ValueError": Va
 
 
 def reasons(cell: Cell) -> set[str]:
-    """The errors with which the parts can be refused; none where they go together."""
+    """The errors that may refuse these parts; none if they go together."""
     found = set()
     if cell.sampler in SLICES and cell.storage in ("ListStorage", "CompressedListStorage"):
-        found.add("RuntimeError")  # nothing that says where trajectories end can be read of all items
+        found.add("RuntimeError")  # episode boundaries of all items cannot be read
     if cell.writer == "TensorDictMaxValueWriter":
         if cell.ndim == 2 or cell.storage == "LazyFrameStorage":
             found.add("ValueError")
@@ -50,8 +50,8 @@ def reasons(cell: Cell) -> set[str]:
 
 
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_each_pair_works_or_is_refused_where_it_is_joined(half: int) -> None:
-    """Each pair in one of the two buffers, which take turns; the other half is in the other one."""
+def test_each_pair_works_or_is_refused(half: int) -> None:
+    """Each pair in one of the two buffers, alternately; the slow half tests it in the other one."""
     wrong = {}
     every = dict.fromkeys(cell._replace(buffer="") for cell in CELLS)
     for pair, buffer in zip(every, itertools.cycle(BUFFERS), strict=False):
@@ -62,7 +62,7 @@ def test_each_pair_works_or_is_refused_where_it_is_joined(half: int) -> None:
     assert not wrong
 
 
-def test_the_page_has_what_can_be_joined() -> None:
+def test_the_page_is_up_to_date() -> None:
     assert page(run=False) == PAGE, "run `python -m tests.interop.every_pair > docs/pairs.md`"
 
 
@@ -97,7 +97,7 @@ def test_a_refusal_changes_nothing(cell: Cell) -> None:
     buffer.sample(4)
 
 
-def test_every_part_that_is_exported_is_among_them() -> None:
+def test_every_exported_class_is_in_the_lists() -> None:
     for kind, known in ((Storage, STORAGES), (Sampler, SAMPLERS), (Writer, WRITERS)):
         exported = {
             name

@@ -1,4 +1,4 @@
-"""Components of filled buffers that are exchanged, or shared with other buffers: what each then draws, and marks."""
+"""Buffers whose components are exchanged, and buffers that share a storage: each draws exactly the stored items."""
 
 import contextlib
 import itertools
@@ -44,13 +44,13 @@ each_storage = pytest.mark.parametrize("storage", STORAGES)
 
 
 def rows(storage, numbers):
-    """Items that are these numbers, as a batch for the storage: of two lanes where it has two dims."""
+    """A batch of these numbers; in two lanes for a storage with two item dims."""
     items = torch.as_tensor(list(numbers))
     return items if storage.ndim == 1 else items.reshape(-1, 2).T.contiguous()
 
 
 def buffer_of(sampler, storage, numbers, **kwargs):
-    """A buffer that holds these numbers; the rest of given memory is zeros."""
+    """A buffer with these numbers. Other rows of given memory are zeros."""
     made = STORAGES[storage](CAPACITY) if isinstance(storage, str) else storage
     buffer = ReplayBuffer(storage=made, sampler=SAMPLERS[sampler](), **kwargs)
     if len(numbers):
@@ -63,7 +63,7 @@ def held(buffer):
 
 
 def check_draws(buffer):
-    """Exactly what is stored is drawn, under its index; each once an epoch, or each of priority 1."""
+    """Check that draws are of stored items: each once an epoch, or each with priority 1."""
     items = held(buffer)
     if isinstance(buffer.sampler, PrioritizedSampler):
         check_same(buffer.sampler.priorities, torch.ones(len(items)))
@@ -96,7 +96,7 @@ def test_another_sampler_draws_what_is_stored(before, after, storage):
     check_draws(buffer)
     buffer.extend(rows(buffer.storage, range(11, 15)))
     check_draws(buffer)
-    buffer.set_sampler(old)  # which was not told
+    buffer.set_sampler(old)  # which has missed the last writes
     check_draws(buffer)
 
 
@@ -119,7 +119,7 @@ def test_another_storage_is_drawn_from(before, after, sampler, count):
 
 @each_sampler
 @each_storage
-def test_another_writer_goes_on_where_the_ring_stands(sampler, storage):
+def test_another_writer_continues_at_the_cursor(sampler, storage):
     buffer = buffer_of(sampler, storage, range(1, 11))
     buffer.sample(2)
     if sampler == "prioritized":
@@ -181,48 +181,16 @@ def test_emptying_through_one_buffer_starts_every_other_over(sampler, prefetch, 
             check_same(buffer.sampler.priorities, torch.ones(4))
 
 
-# ------------------------------------------------------------------ batches that wait meanwhile
-
-
-class Breaking:
-    """Passes data on, but for the calls named."""
-
-    def __init__(self, *broken):
-        self.broken, self.calls = broken, itertools.count(1)
-
-    def __call__(self, data):
-        number = next(self.calls)
-        if number in self.broken:
-            raise ArithmeticError(str(number))
-        return collated(data)
-
-
-@pytest.mark.parametrize("where", ["collate_fn", "transform"])
-@pytest.mark.parametrize("depth", [3])
-@pytest.mark.parametrize("broken", [(1,), (3, 4)])
-@each_sampler
-def test_an_error_on_the_way_out_is_raised_once(where, depth, broken, sampler):
-    breaking = Breaking(*broken)
-    buffer = buffer_of(sampler, "list", range(10), batch_size=2, prefetch=depth, **{where: breaking})
-    raised, batches = [], []
-    for _ in range(12):
-        try:
-            batches.append(buffer.sample())
-        except ArithmeticError as error:
-            raised.append(int(str(error)))
-    assert raised and set(raised) <= set(broken) and len(set(raised)) == len(raised)  # one drops what failed behind it
-    assert len(batches) == 12 - len(raised)
-    assert all(batch.shape == (2,) and set(batch.tolist()) <= set(range(10)) for batch in batches)
+# ------------------------------------------------------------------ prefetch
 
 
 @each_sampler
-@pytest.mark.parametrize("storage", ["memory", "list"])
 @pytest.mark.parametrize("taken", [1, 3])
-def test_a_new_seed_governs_what_follows_as_if_nothing_had_been_drawn_ahead(sampler, storage, taken):
+def test_a_new_seed_has_the_same_effect_with_prefetch(sampler, taken):
     drawn = []
     for prefetch in (None, 1, 4):
         generator = torch.Generator().manual_seed(3)
-        buffer = buffer_of(sampler, storage, range(20), batch_size=4, prefetch=prefetch, generator=generator)
+        buffer = buffer_of(sampler, "memory", range(20), batch_size=4, prefetch=prefetch, generator=generator)
         before = [buffer.sample() for _ in range(taken)]
         buffer.set_rng(torch.Generator().manual_seed(11))
         drawn.append(before + [buffer.sample() for _ in range(7)])
@@ -241,7 +209,7 @@ def test_threads_sample_extend_update_and_exchange_at_once(sampler, prefetch, ma
     buffer = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS[sampler](), batch_size=6, prefetch=prefetch)
     other = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS["prioritized"](), batch_size=6)
     buffer.extend(flat_td([0] * 6))
-    end = time.monotonic() + 0.2
+    end = time.monotonic() + 0.1
     counts = dict.fromkeys(["sample", "extend", "update", "exchange"], 0)
 
     def repeat(name, *calls):

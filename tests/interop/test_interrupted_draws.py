@@ -12,7 +12,7 @@ import torch
 from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
 from interop.host import compiled
 
-TIMES, SLOTS = 30, 64
+TIMES, SLOTS = 15, 64
 
 
 class AlarmError(Exception):
@@ -25,7 +25,7 @@ def alarm() -> Iterator[None]:
         raise AlarmError
 
     before = signal.signal(signal.SIGALRM, raising)
-    with jax.enable_x64(False):  # and so it is afterwards, though JAX may be broken off while it turns them off
+    with jax.enable_x64(False):  # restored afterwards, also if the signal interrupts JAX in changing it
         yield
     signal.signal(signal.SIGALRM, before)
 
@@ -63,7 +63,7 @@ def test_a_program_that_fails_costs_a_rebuild_and_no_priority(monkeypatch, withi
     buffer.update_priority(torch.arange(SLOTS), priority)
 
     def failing(*given):
-        compiled_program(*given)  # which takes the tree over
+        compiled_program(*given)  # which donates the tree
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -1,10 +1,14 @@
 """ReplayBuffer: construction, writing, reading, editing."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from interop import (
     Compose,
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     RandomSampler,
@@ -44,25 +48,21 @@ def test_the_default_buffer_is_a_list_of_a_thousand_drawn_uniformly():
 
 
 def test_components_are_made_at_the_first_use_when_asked():
-    made = []
+    tries = []
 
     def make():
-        made.append(1)
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("disk")
         return LazyTensorStorage(5)
 
-    buffer = ReplayBuffer(storage=make, delayed_init=True)
-    assert not buffer.initialized and not made
-    assert len(buffer) == 0
-    assert buffer.initialized and made == [1]
-    buffer.extend(torch.zeros(3))
-    assert len(buffer) == 3 and made == [1]
-
-
-def test_a_transform_factory_delays_the_making():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(5), transform_factory=lambda: lambda data: data + 1)
+    buffer = ReplayBuffer(storage=make, transform_factory=lambda: lambda data: data + 1)
+    assert not buffer.initialized and not tries
+    with pytest.raises(OSError, match="disk"):
+        len(buffer)
     assert not buffer.initialized
-    buffer.extend(torch.zeros(3))
-    assert buffer.initialized
+    buffer.extend(torch.zeros(3))  # tries again
+    assert buffer.initialized and len(buffer) == 3 and len(tries) == 2
     assert torch.equal(buffer[:], torch.ones(3))
 
 
@@ -72,16 +72,9 @@ def test_the_ring_recycles_the_oldest_rows(storage, rows):
     check_same(buffer.extend(rows([4, 5, 6, 7])), torch.tensor([4, 5, 0, 1]))
     assert len(buffer) == 6 and buffer.write_count == 8 and buffer.writer.cursor == 2
     check_same(buffer[:], rows([6, 7, 2, 3, 4, 5]))
-
-
-@pytest.mark.parametrize("filled", [0, 2])
-def test_of_more_rows_than_slots_the_last_stay(storage, rows, filled):
-    buffer = ReplayBuffer(storage=storage(6))
-    if filled:
-        buffer.extend(rows(list(range(100, 100 + filled))))
-    index = buffer.extend(rows(list(range(15))))
-    check_same(index, torch.arange(filled, filled + 15) % 6)
-    assert len(buffer) == 6 and buffer.write_count == filled + 15 and buffer.writer.cursor == (filled + 15) % 6
+    index = buffer.extend(rows(list(range(15))))  # more rows than slots: the last ones stay
+    check_same(index, torch.arange(2, 17) % 6)
+    assert len(buffer) == 6 and buffer.write_count == 23 and buffer.writer.cursor == 5
     kept = torch.empty(6, dtype=torch.int64)
     kept[index] = torch.arange(15)
     check_same(buffer[:], rows(kept))
@@ -107,13 +100,16 @@ def test_add_of_a_batched_tensordict_warns_and_can_be_silenced(monkeypatch):
 
 
 def test_samples_are_stored_rows_under_their_index(storage, rows):
-    buffer = ReplayBuffer(storage=storage(6))
+    buffer = ReplayBuffer(storage=storage(6), batch_size=16)
     buffer.extend(rows(list(range(8))))
-    batch, info = buffer.sample(16, return_info=True)
+    batch, info = buffer.sample(return_info=True)
     index = info["index"]
     assert index.dtype == torch.int64 and index.shape == (16,) and int(index.min()) >= 0 and int(index.max()) < 6
     check_same(batch, rows(torch.tensor([6, 7, 2, 3, 4, 5])[index]))
     assert set(info) == {"index"}
+    buffer.empty()
+    buffer.extend(rows([4]))
+    check_same(buffer.next(), rows([4] * 16))
 
 
 def test_a_generator_leaves_the_global_one_alone_and_can_be_replaced():
@@ -144,12 +140,6 @@ def test_a_storage_of_given_data_counts_as_full():
     check_same(buffer[:], plain_tensor([9, 2, 3]))
 
 
-def test_next_gives_batches_of_any_kind(rows):
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
-    buffer.extend(rows([4]))
-    check_same(buffer.next(), rows([4, 4]))
-
-
 def test_write_all_and_read_all_in_order(storage):
     buffer = ReplayBuffer(storage=storage(4))
     buffer.extend(nested_td([0, 1, 2]))
@@ -160,16 +150,11 @@ def test_write_all_and_read_all_in_order(storage):
     buffer.write_all(nested_td([5, 6]), end=2)
     check_same(buffer.read_all_in_order(), nested_td([5, 6, 2]))
     assert (len(buffer), buffer.writer.cursor, buffer.write_count) == before
-
-
-def test_write_all_of_a_full_buffer_needs_all_rows(storage):
-    buffer = ReplayBuffer(storage=storage(3))
-    buffer.extend(plain_tensor([0, 1, 2]))
-    buffer.write_all(plain_tensor([7, 8, 9]))
-    check_same(buffer[:], plain_tensor([7, 8, 9]))
+    buffer.extend(nested_td([3]))
+    buffer.write_all(nested_td([9, 8, 7, 6]))
     with pytest.raises(RuntimeError):
-        buffer.write_all(plain_tensor([1, 2]))
-    check_same(buffer[:], plain_tensor([7, 8, 9]))
+        buffer.write_all(nested_td([1, 2]))  # a full buffer needs all rows
+    check_same(buffer[:], nested_td([9, 8, 7, 6]))
 
 
 def test_keys_are_edited_in_place(storage):
@@ -180,11 +165,6 @@ def test_keys_are_edited_in_place(storage):
     check_same(buffer[:]["obs"], torch.full((3, 3), 9.0, dtype=torch.float64))
     check_same(buffer[:]["next", "reward"], torch.tensor([0.0, 5.0, 2.0]))
     assert set(buffer.sample(8)["obs"].flatten().tolist()) == {9.0}
-
-
-def test_update_takes_a_dict_or_tensordict_and_can_be_narrowed(storage):
-    buffer = ReplayBuffer(storage=storage(4))
-    buffer.extend(nested_td([0, 1, 2]))
     assert buffer.update_(nested_td([4, 5, 6])) is buffer
     check_same(buffer[:], nested_td([4, 5, 6]))
     buffer.update_(nested_td([7, 8, 9]), keys_to_update=["obs"])
@@ -204,18 +184,20 @@ def test_set_storage_resets_or_takes_the_collate_function():
     assert set(buffer.sample(9)) <= {"a", "b"}
 
 
-def test_updating_priorities_without_a_prioritized_sampler_warns():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(3))
-    buffer.extend(plain_tensor([0, 1]))
-    with pytest.warns(UserWarning, match="prioritized"):
-        assert buffer.update_priority(torch.tensor([0]), torch.tensor([1.0])) is None
-    assert buffer.mark_update(torch.tensor([0])) is None
-
-
 def test_the_representation_names_the_parts():
     text = repr(ReplayBuffer(storage=LazyTensorStorage(3), batch_size=2))
-    for part in ("ReplayBuffer(", "LazyTensorStorage(", "data=<empty>", "RandomSampler()", "RoundRobinWriter(cursor=0",
-                 "batch_size=2", "collate_fn="):  # fmt: skip
+    for part in ("ReplayBuffer(", "LazyTensorStorage(", "RandomSampler()", "RoundRobinWriter(cursor=0", "batch_size=2"):
         assert part in text
     assert "transform" not in text
     assert "transform=Compose(" in repr(ReplayBuffer(transform=lambda data: data))
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_storage_keeps_no_buffer_alive(make):
+    storage = make(4)
+    buffer = ReplayBuffer(storage=storage, prefetch=1, batch_size=1)
+    assert storage.attached() == [buffer]
+    gone = weakref.ref(buffer)
+    del buffer
+    gc.collect()
+    assert gone() is None and storage.attached() == []

@@ -1,4 +1,4 @@
-"""TensorDictReplayBuffer: what samples carry, what extend takes as priorities."""
+"""TensorDictReplayBuffer: the entries of samples, and the priorities that `extend` reads from data."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def with_priority(rows, values, key="td_error"):
     return rows.set(key, torch.as_tensor(values, dtype=torch.float32))
 
 
-def test_the_default_writer_keeps_the_index():
+def test_the_defaults():
     buffer = TensorDictReplayBuffer()
     assert type(buffer.writer) is TensorDictRoundRobinWriter
     assert type(buffer.sampler) is RandomSampler and type(buffer.storage) is ListStorage
@@ -70,17 +70,7 @@ def test_with_info_the_sample_has_it_too_in_memory_of_its_own():
         assert not torch.equal(batch[key], value)
 
 
-def test_include_info_is_deprecated():
-    buffer = prioritized()
-    buffer.extend(flat_td([0, 1]))
-    with pytest.warns(UserWarning, match="include_info"):
-        batch = buffer.sample(16, include_info=False)
-    assert "priority_weight" not in batch
-    with pytest.warns(UserWarning, match="include_info"):
-        assert "priority_weight" in buffer.sample(16, include_info=True)
-
-
-def test_transforms_see_what_is_stored_and_not_what_is_told():
+def test_transforms_see_stored_entries_and_no_info():
     seen = []
 
     def look(data):
@@ -92,27 +82,20 @@ def test_transforms_see_what_is_stored_and_not_what_is_told():
     buffer.extend(flat_td([0, 1]))
     batch = buffer.sample(16)
     assert "priority_weight" in batch and "priority_weight" not in seen[-1] and "index" in seen[-1]
-    with pytest.warns(UserWarning, match="include_info"):
+    with pytest.warns(UserWarning, match="include_info"):  # deprecated
         assert set(buffer.sample(16, include_info=False).keys()) == seen[-1] == seen[0]
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1)])
 @pytest.mark.parametrize("key", ["td_error", ("next", "error")])
-def test_extend_takes_one_priority_an_item(shape, key):
+def test_extend_and_add_read_one_priority_an_item(shape, key):
     buffer = prioritized(priority_key=key)
     rows = flat_td([0, 1, 2])
     rows["next"] = TensorDict({}, [3])
-    buffer.extend(with_priority(rows, torch.tensor([1.0, 2.0, 5.0]).reshape(shape), key))
-    check_same(buffer.sampler.priorities, torch.tensor([1.0, 2.0, 5.0]))
-
-
-def test_add_takes_the_priority_of_the_item():
-    one, other = prioritized(), prioritized()
-    for value in (3.0, 0.5):
-        one.add(with_priority(flat_td([0])[0], value))
-        other.add(with_priority(flat_td([0])[0], [value]))
-    check_same(one.sampler.priorities, torch.tensor([3.0, 0.5]))
-    check_same(other.sampler.priorities, torch.tensor([3.0, 0.5]))
+    rows = with_priority(rows, torch.tensor([1.0, 2.0, 5.0]).reshape(shape), key)
+    buffer.extend(rows)
+    buffer.add(rows[1])
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 2.0, 5.0, 2.0]))
 
 
 @pytest.mark.parametrize(
@@ -131,15 +114,6 @@ def test_several_values_of_an_item_are_reduced(reduction, wanted):
     check_same(added.sampler.priorities, torch.tensor([wanted]))
 
 
-def test_an_unknown_reduction_is_refused_when_used():
-    buffer = prioritized(reduction="nothing")
-    buffer.extend(flat_td([0, 1]))
-    batch = buffer.sample(16)
-    batch["td_error"] = torch.ones(16, 3)
-    with refused(buffer, NotImplementedError, "nothing"):
-        buffer.update_tensordict_priority(batch)
-
-
 @pytest.mark.parametrize("shape", [(2, 4), (2, 4, 1), (2,), (2, 1)])
 def test_priorities_of_trajectories_are_reduced_over_time(shape):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(8, 1.0, 1.0))
@@ -154,11 +128,13 @@ def test_priorities_of_trajectories_are_reduced_over_time(shape):
     check_same(buffer.sampler.priorities, torch.tensor([6.0, 1.0, 3.0]))
 
 
-def test_updating_from_a_sample_without_index_is_an_error():
-    buffer = prioritized()
-    buffer.extend(flat_td([0, 1, 2]))
+def test_an_update_needs_an_index_and_a_known_reduction():
+    buffer = prioritized(reduction="nothing")
+    buffer.extend(flat_td([0, 1]))
     with refused(buffer, KeyError, "index"):
         buffer.update_tensordict_priority(with_priority(flat_td([0, 1]), [5.0, 6.0]))
+    with refused(buffer, NotImplementedError, "nothing"):
+        buffer.update_tensordict_priority(buffer[:].set("td_error", torch.ones(2, 3)))
 
 
 def test_a_priority_key_without_a_prioritized_sampler_warns():
@@ -169,37 +145,38 @@ def test_a_priority_key_without_a_prioritized_sampler_warns():
     buffer.extend(with_priority(flat_td([0, 1]), [1.0, 2.0]), update_priority=False)
 
 
-BAD_PRIORITIES = [
-    torch.ones(2, 3),
-    torch.tensor([1.0, torch.nan]),
-    torch.tensor([torch.inf, 1.0]),
-    torch.tensor([-1.0, 1.0]),
-]
+BAD_PRIORITIES = {
+    "several values": torch.ones(2, 3),
+    "no values": torch.ones(2, 0),
+    "nan": torch.tensor([1.0, torch.nan]),
+    "negative": torch.tensor([-1.0, 1.0]),
+    "too large for the dtype": torch.tensor([1e300, 1.0], dtype=torch.float64),
+    "bool": torch.tensor([True, False]),
+    "text": "text",
+}
 
 
-@pytest.mark.parametrize("values", BAD_PRIORITIES, ids=["wide", "nan", "inf", "negative"])
+@pytest.mark.parametrize("bad", BAD_PRIORITIES)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 @pytest.mark.parametrize("transform", [None, lambda data: data], ids=["bare", "transform"])
-def test_priorities_that_do_not_fit_refuse_the_whole_batch(values, transform):
-    buffer = prioritized(transform=transform)
-    rows = flat_td([5, 6]).set("td_error", values)
+def test_bad_priorities_refuse_the_whole_batch(bad, storage, transform):
+    buffer = prioritized(storage=storage, transform=transform)
+    rows = flat_td([5, 6]).set("td_error", BAD_PRIORITIES[bad])
     with refused(buffer, RuntimeError, "update_priority=False"):
         buffer.extend(rows)
-    buffer.extend(rows, update_priority=False)
-    check_same(buffer.sampler.priorities, torch.ones(2))
+    if bad == "several values":  # `extend` does not reduce them
+        buffer.extend(rows, update_priority=False)
+        check_same(buffer.sampler.priorities, torch.ones(2))
 
 
-def test_a_transform_that_leaves_tensordicts_is_an_error():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data["obs"])
+@pytest.mark.parametrize(
+    ("transform", "match"), [(lambda data: data["obs"], "non-tensordict"), (lambda data: data[:2], "metadata")]
+)
+def test_a_transform_that_leaves_no_place_for_the_info_is_an_error(transform, match):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), transform=transform)
     buffer.extend(flat_td([0, 1]))
-    with pytest.raises(RuntimeError, match="non-tensordict"):
+    with pytest.raises(RuntimeError, match=match):
         buffer.sample(3)
-    plain = ReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data["obs"])
+    plain = ReplayBuffer(storage=LazyTensorStorage(5), transform=transform)
     plain.extend(flat_td([0, 1]))
-    assert plain.sample(3).shape == (3, 3)
-
-
-def test_a_transform_after_which_the_info_does_not_fit_is_an_error():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data[:2])
-    buffer.extend(flat_td([0, 1]))
-    with pytest.raises(RuntimeError, match="metadata"):
-        buffer.sample(3)
+    plain.sample(3)
