@@ -16,9 +16,8 @@ from tensordict import (
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.entries import Path, shown
-from interop.ted.gathered import nested, sizes
-from interop.ted.row_values import dense, fresh_zeros, whole
+from interop.ted.flattening import Path, shown
+from interop.ted.row_values import dense, fresh_zeros, nested, sizes, whole
 
 
 def split_trajectories(

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.entries import REWARD_KEYS, Names, Path, is_below, shown
+from interop.ted.flattening import REWARD_KEYS, Names, Path, is_below, shown
 from interop.ted.row_values import first_apart, first_set, flags
 from interop.trajectories import DEFAULT_DONE_KEYS
 

@@ -1,21 +1,157 @@
-"""TED data to flat arrays, in which each observation is once, and back: tensors by path."""
+"""TED data as flat arrays, which have each observation once, and back: tensors by path."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from interop.ted.entries import Entries, Leaves, Names, Path, is_below, shown
-from interop.ted.ring import Order, Ring
-from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, side_by_side, whole
+from interop.data.keys import as_path
+from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, whole
 
+Path = tuple[str, ...]
 Specs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
+
+REWARD_KEYS = ("reward",)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The keys of done flags and rewards, as paths below the root and below "next" alike."""
+
+    done: tuple[Path, ...]
+    reward: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, done_keys: Iterable[Any], reward_keys: Iterable[Any]) -> "Names":
+        """From keys. TypeError for a single string, whose letters would be taken for keys."""
+        for name, keys in (("done_keys", done_keys), ("reward_keys", reward_keys)):
+            if isinstance(keys, str):
+                raise TypeError(f"{name} must be a list or tuple of keys, got {keys!r}: pass ({keys!r},)")
+        return cls(tuple(map(as_path, done_keys)), tuple(map(as_path, reward_keys)))
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.done or path in self.reward
+
+
+def is_below(path: Path) -> bool:
+    """Whether a path is one of "next"."""
+    return path[0] == "next" and len(path) > 1
+
+
+def shown(path: Path) -> str:
+    """A key as users write it."""
+    return repr(path[0] if len(path) == 1 else path)
+
+
+# ------------------------------------------------------------------ where rows go
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Rows [time, *lanes] of a ring buffer. Flat arrays have them lane after lane, each lane from its oldest row on.
+
+    Args:
+        shape: the sizes of these dims.
+        shift: the row behind the newest one; 0 or all rows where that is the last row.
+        is_full: whether every row was written: then the oldest row is at `shift`, otherwise row 0.
+    """
+
+    shape: tuple[int, ...]
+    shift: int
+    is_full: bool
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"there are no rows in data of shape {list(self.shape)}")
+        if not 0 <= self.shift <= self.shape[0]:
+            raise ValueError(f"shift must be a row of {self.shape[0]}, got {self.shift}")
+
+    @property
+    def items(self) -> int:
+        """The rows of all lanes."""
+        return math.prod(self.shape)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest row."""
+        return self.shift % self.shape[0] if self.is_full else 0
+
+    def lay_out(self, rows: np.ndarray, flat: np.ndarray) -> np.ndarray:
+        """Copy values, one a row in the order of storage, to their places in a flat array; returns that."""
+        _roll(rows.reshape(self.shape[0], -1).T, flat.reshape(-1, self.shape[0]), self.oldest)
+        return flat
+
+    def take_back(self, flat: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The inverse of `lay_out`; returns the rows."""
+        _roll(flat.reshape(-1, self.shape[0]), rows.reshape(self.shape[0], -1).T, self.shape[0] - self.oldest)
+        return rows
+
+
+def _roll(source: np.ndarray, target: np.ndarray, shift: int) -> None:
+    """`target[:] = np.roll(source, -shift, 1)` without a temporary copy."""
+    head = source.shape[1] - shift
+    target[:, :head], target[:, head:] = source[:, shift:], source[:, :shift]
+
+
+class Order:
+    """The places of rows in a flat array of observations: behind each end of a trajectory is one more place.
+
+    Args:
+        ring: the rows.
+        done: whether a trajectory ends with a row, as a flat array. The newest row of a lane ends one in any case.
+    """
+
+    def __init__(self, ring: Ring, done: np.ndarray) -> None:
+        times, lanes = ring.shape[0], ring.items // ring.shape[0]
+        ends = done.copy()
+        ends.reshape(lanes, times)[:, (ring.shift - 1 - ring.oldest) % times] = True
+        places = np.ones(ring.items, np.int64)  # of a row: two behind the row before it where that ends a trajectory
+        places[0] = 0
+        places[1:][ends[:-1]] = 2
+        np.cumsum(places, out=places)
+        self.size = int(places[-1]) + 1 + int(ends[-1])
+        """How many places there are."""
+        self.rows = ring.take_back(places, np.empty_like(places))
+        """The place of each row, in the order of storage."""
+        stored = ring.take_back(ends, np.empty_like(ends))
+        self.stops = np.flatnonzero(stored)
+        """The rows with which trajectories end."""
+        self.unended = np.flatnonzero(~stored[-lanes:]) + ring.items - lanes if not ring.is_full else self.stops[:0]
+        """The last rows of lanes that were not written, with which no trajectory ends."""
+        self._ends, self._times = ends, times
+
+    def trajectories(self) -> tuple[Tensor, Tensor]:
+        """How many rows each trajectory has, and whether it has an end; rows that were not written are one without."""
+        stops = self._ends.copy()
+        stops.reshape(-1, self._times)[:, -1] = True
+        found = np.flatnonzero(stops)
+        return torch.from_numpy(np.diff(found, prepend=-1)), torch.from_numpy(self._ends[found])
+
+
+def entries_of(path: Path, followed: bool, names: Names) -> list[Path]:
+    """The entries of usual TED data that one flat array stands for.
+
+    Args:
+        path: of the array.
+        followed: whether it has the observations behind ends too.
+        names: of done flags, whose entries of the root are all False, and of rewards.
+    """
+    below = ("next", *path)
+    if followed or path in names.done:
+        return [below, path]
+    return [below] if path in names.reward else [path]
+
+
+# ------------------------------------------------------------------ to flat arrays
 
 
 class Flattened:
-    """TED data as flat arrays: their specs, and their values, which are copied when they are asked for.
+    """TED data as flat arrays: `specs` has their shapes and dtypes; values are copied by `fill`.
 
     Done flags, rewards and entries of the root alone are [items, ...]. An observation is [items + ends, ...]: the root's
     values of a trajectory, then the last value of "next".
@@ -30,39 +166,52 @@ class Flattened:
     Raises ValueError for data that is not TED data.
     """
 
-    def __init__(self, leaves: Leaves, ring: Ring, names: Names, done_key: Path, verify: bool = True) -> None:
+    def __init__(
+        self, leaves: Mapping[Path, Tensor], ring: Ring, names: Names, done_key: Path, verify: bool = True
+    ) -> None:
         for path, leaf in leaves.items():
             if tuple(leaf.shape[: len(ring.shape)]) != ring.shape:
                 raise ValueError(f"{shown(path)} has the shape {list(leaf.shape)}, the rows have {list(ring.shape)}")
-        self.entries = Entries.of(leaves, names)
-        for path in self.entries.followed:
-            one, another = leaves[path], leaves["next", *path]
-            if one.dtype != another.dtype or one.shape != another.shape:
+        below = [path[1:] for path in leaves if is_below(path)]
+        self.followed = [path for path in below if path not in names]
+        for path in self.followed:
+            before, after, key = leaves.get(path), leaves["next", *path], shown(("next", *path))
+            if before is None:
                 raise ValueError(
-                    f"{shown(('next', *path))} is {another.dtype} {list(another.shape)}, {shown(path)} is {one.dtype} "
-                    f"{list(one.shape)}: from row 0 on they cannot stand for each other"
+                    f"the root has no {shown(path)} for {key}, which is none of done_keys and reward_keys: only TED data "
+                    "can be flattened"
+                )
+            if (before.dtype, before.shape) != (after.dtype, after.shape):
+                raise ValueError(
+                    f"{key} is {after.dtype} {list(after.shape)}, {shown(path)} is {before.dtype} {list(before.shape)}: "
+                    "observations of the root and of 'next' need one dtype and shape"
                 )
         self._leaves, self._ring, self._names = leaves, ring, names
+        outcomes = [path for path in below if path in names]
+        plain = [path for path in leaves if not is_below(path) and path not in below]
+        self._held = {path: leaves["next", *path] for path in outcomes}
+        self._held |= {path: leaves[path] for path in [*plain, *self.followed]}
         self.order = Order(ring, self._done(done_key))
+        dims = len(ring.shape)
+        counts = {path: self.order.size if path in self.followed else ring.items for path in self._held}
+        self.specs: Specs = {
+            path: ((counts[path], *held.shape[dims:]), held.dtype) for path, held in self._held.items()
+        }
         if verify:
             self._refuse_lossy()
 
-    def specs(self) -> Specs:
-        """The shape and the dtype of each array."""
-        found, dims, followed = {}, len(self._ring.shape), self.entries.followed
-        for path in (*self.entries.outcomes, *self.entries.plain, *followed):
-            held = self._held(path)
-            count = self.order.size if path in followed else self._ring.items
-            found[path] = (count, *held.shape[dims:]), held.dtype
-        return found
+    def unusual(self) -> bool:
+        """Whether `entries_of` gives other entries than the data has: flags or rewards on one side alone."""
+        usual = {entry for path in self.specs for entry in entries_of(path, path in self.followed, self._names)}
+        return usual != self._leaves.keys()
 
     def fill(self, path: Path, flat: Tensor) -> None:
         """Copy an array into dense memory of its shape on the CPU."""
         if not flat.numel():
             return
         dims = len(self._ring.shape)
-        held, places = whole(dense(self._held(path)), dims), whole(flat, 1)
-        if path not in self.entries.followed:
+        held, places = whole(dense(self._held[path]), dims), whole(flat, 1)
+        if path not in self.followed:
             self._ring.lay_out(held, places)
             return
         places[self.order.rows] = held
@@ -71,61 +220,53 @@ class Flattened:
 
     def array(self, path: Path) -> Tensor:
         """An array on the CPU, in new memory."""
-        flat = fresh(*self.specs()[path])
+        flat = fresh(*self.specs[path])
         self.fill(path, flat)
         return flat
 
-    def _held(self, path: Path) -> Tensor:
-        return self._leaves["next", *path] if path in self.entries.outcomes else self._leaves[path]
-
-    def _done(self, done_key: Path) -> Tensor:
-        """Whether episodes end, [time, *lanes]."""
-        if done_key not in self._leaves:
+    def _done(self, done_key: Path) -> np.ndarray:
+        """Whether episodes end, as a flat array."""
+        done, ring = self._leaves.get(done_key), self._ring
+        if done is None:
             raise missing_done(done_key, self._leaves)
-        known = self.entries.outcomes if is_below(done_key) else self.entries.plain
-        if (done_key[1:] if is_below(done_key) else done_key) not in known:
+        path = done_key[1:] if is_below(done_key) else done_key
+        if path in self.followed or self._held.get(path) is not done:
             raise ValueError(f"done_key {shown(done_key)} must be one of done_keys below 'next', or in the root alone")
-        done, shape = self._leaves[done_key], self._ring.shape
-        if done.numel() != self._ring.items:
+        if done.numel() != ring.items:
             raise ValueError(
-                f"{shown(done_key)} has the shape {list(done.shape)}, the rows have {list(shape)}: from row 0 on it "
-                "has more than one value a row, of which none ends an episode"
+                f"{shown(done_key)} has the shape {list(done.shape)}, the rows have {list(ring.shape)}: one value a row is "
+                "needed to end episodes"
             )
-        return flags(done.reshape(shape))
+        return ring.lay_out(flags(done).numpy().reshape(-1), np.empty(ring.items, np.bool_))
 
     def _refuse_lossy(self) -> None:
-        """ValueError naming the key and the first row, by its place in the storage, that would come back otherwise."""
-        found = [*self._lost_outcomes()]
-        works = [partial(self._first_lost, path) for path in self.entries.followed]
-        rows = side_by_side(works, sum(self._leaves[path].nbytes for path in self.entries.followed))
-        for path, row in zip(self.entries.followed, rows, strict=True):
-            if row is not None:
+        """ValueError naming a key and its first row, by its place in the storage, that would come back otherwise."""
+        found = []
+        for path in self._held:
+            above, below = self._leaves.get(path), self._leaves.get(("next", *path))
+            if above is None or below is None:
+                continue
+            if path in self.followed:
+                row = self._first_lost(path)
                 what = f"is not the {shown(path)} of the row that follows, and no episode ends there"
-                found.append((row, f"{shown(('next', *path))} {what}"))
+                found += [] if row is None else [(row, f"{shown(('next', *path))} {what}")]
+            elif path not in self._names.done:
+                found.append((0, f"{shown(path)} is in the root too and would be dropped: rewards are kept in 'next'"))
+            elif (above.dtype, above.shape) != (below.dtype, below.shape):
+                found.append((0, f"{shown(path)} and {shown(('next', *path))} differ in dtype or shape"))
+            elif (row := first_set(self._by_row(above))) is not None:
+                found.append((row, f"{shown(path)} is set in the root, where done flags are all False"))
         if found:
             row, why = min(found)
-            place = tuple(int(each) for each in np.unravel_index(row, self._ring.shape))
+            place = tuple(map(int, np.unravel_index(row, self._ring.shape)))
             raise ValueError(
                 f"row {place[0] if len(place) == 1 else place} would come back otherwise: {why}. Only TED data can be "
                 "flattened: use a TensorStorageCheckpointer for other data, name keys in done_keys or reward_keys, or pass "
                 "verify=False to lose what differs"
             )
 
-    def _lost_outcomes(self) -> Iterator[tuple[int, str]]:
-        """Rows of the root with values that "next" does not repeat."""
-        for path in self.entries.outcomes:
-            above, below = self._leaves.get(path), self._leaves["next", *path]
-            if above is None:
-                continue
-            if path not in self._names.done:
-                yield 0, f"{shown(path)} is in the root too and would be dropped: rewards are kept in 'next'"
-            elif (above.dtype, above.shape) != (below.dtype, below.shape):
-                yield 0, f"{shown(path)} and {shown(('next', *path))} differ in dtype or shape"
-            elif (row := first_set(self._by_row(above))) is not None:
-                yield row, f"{shown(path)} is set in the root, where done flags are all False"
-
     def _first_lost(self, path: Path) -> int | None:
-        """The first row with another observation after it than that of the next row, though no trajectory ends there.
+        """The first row whose next observation is not that of the next row, though no trajectory ends there.
 
         The next row of a lane's last one is the first one in a full ring, and the row itself otherwise.
         """
@@ -142,68 +283,62 @@ class Flattened:
         return leaf.flatten(0, len(self._ring.shape) - 1)
 
 
+# ------------------------------------------------------------------ and back
+
+
 class Rebuilt:
-    """TED data from flat arrays: its specs, and its values, which are copied into given memory.
+    """TED data from flat arrays: `specs` has the shapes and dtypes of its entries; values are copied by `fillings`.
 
     Args:
         flat: the shapes and dtypes of the flat arrays.
         done: the flat array that ends trajectories.
         ring: the rows.
         names: the keys of done flags and rewards.
-        root_only: those of `names` that are in the root.
-        next_only: done flags that the root does not have.
+        paths: the entries; None for those of `entries_of`.
 
     Raises ValueError for arrays that are not of these rows.
     """
 
     def __init__(
-        self,
-        flat: Specs,
-        done: Tensor,
-        ring: Ring,
-        names: Names,
-        root_only: Sequence[Path] = (),
-        next_only: Sequence[Path] = (),
+        self, flat: Specs, done: Tensor, ring: Ring, names: Names, paths: Collection[Path] | None = None
     ) -> None:
         if done.numel() != ring.items:
             raise ValueError(f"done flags of shape {list(done.shape)} for {ring.items} rows: one a row is needed")
-        self.order = Order(ring, ring.taken_back(flags(done.reshape(-1))))
-        self._ring = ring
-        self._made: dict[Path, list[tuple[Path, str]]] = {}
+        self._ring, self._order = ring, Order(ring, flags(done).numpy().reshape(-1))
+        self._made: dict[Path, dict[Path, str]] = {}
         self.specs: Specs = {}
-        """The shape and the dtype of each entry of the TED data."""
         for path, (shape, dtype) in flat.items():
-            count, below = shape[0] if shape else 0, ("next", *path)
-            if count == self.order.size:
-                made = [(path, "root"), (below, "next")]
-            elif count != ring.items:
+            followed, below = shape[:1] == (self._order.size,), ("next", *path)
+            if not followed and shape[:1] != (ring.items,):
                 raise ValueError(
-                    f"{shown(path)} has {count} rows: {ring.items} rows with {self.order.size - ring.items} ends have "
-                    f"{ring.items}, or {self.order.size} with what came after the ends"
+                    f"{shown(path)} has {shape[0] if shape else 0} rows: {ring.items} rows with "
+                    f"{self._order.size - ring.items} ends have {ring.items}, or {self._order.size} with what came after "
+                    "the ends"
                 )
-            elif path not in names or path in root_only:
-                made = [(path, "row")]
+            entries = entries_of(path, followed, names)
+            if paths is not None:
+                entries = [entry for entry in (below, path) if entry in paths]
+            if followed:
+                self._made[path] = {below: "next", path: "root"}
             else:
-                implied = path in names.done and path not in next_only
-                made = [(below, "row"), *([(path, "zero")] if implied else [])]
-            self._made[path] = made
-            self.specs |= {each: ((*ring.shape, *shape[1:]), dtype) for each, _ in made}
-
-    def implied(self) -> set[Path]:
-        """Done flags of the root, which were not saved."""
-        return {path for made in self._made.values() for path, kind in made if kind == "zero"}
+                self._made[path] = dict(zip(entries, ("row", "zero"), strict=False))
+            self.specs |= dict.fromkeys(self._made[path], ((*ring.shape, *shape[1:]), dtype))
+        if paths is not None and self.specs.keys() != set(paths):
+            raise ValueError("the arrays are not those of the items")
 
     def fillings(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> list[Callable[[], None]]:
         """Functions that copy a flat array into those entries of the TED data that are in `rows`."""
         if not flat.numel():
             return []
         held = whole(dense(flat), 1)
-        return [partial(self._fill, held, rows[entry], kind) for entry, kind in self._made[path] if entry in rows]
+        return [
+            partial(self._fill, held, rows[entry], kind) for entry, kind in self._made[path].items() if entry in rows
+        ]
 
     def _fill(self, flat: np.ndarray, memory: Tensor, kind: str) -> None:
         in_place = memory.device.type == "cpu" and memory.is_contiguous()
         made = memory if in_place else fresh(memory.shape, memory.dtype)
-        rows, order = whole(made, len(self._ring.shape)), self.order
+        rows, order = whole(made, len(self._ring.shape)), self._order
         if kind == "zero":
             rows.view(np.uint8)[:] = 0
         elif kind == "row":
@@ -217,7 +352,7 @@ class Rebuilt:
             memory.copy_(made)
 
 
-def missing_done(key: Path, leaves: Leaves) -> ValueError:
+def missing_done(key: Path, leaves: Mapping[Path, Tensor]) -> ValueError:
     """The error of data without the flags that end episodes."""
-    known = ", ".join(shown(path) for path in leaves)
-    return ValueError(f"{shown(key)} is missing from row 0 on, the flag that ends episodes; there are {known}")
+    known = ", ".join(map(shown, leaves))
+    return ValueError(f"{shown(key)} is missing, the flag that ends episodes; there are {known}")

@@ -1,23 +1,28 @@
-"""Hooks of checkpointers that save each observation of TED data once, and TED data again."""
+"""Hooks of checkpointers that save each observation of TED data once, and restore TED data."""
 
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+    is_non_tensor,
+    is_tensor_collection,
+)
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.entries import REWARD_KEYS, Leaves, Names, Path, leaves_of, parted, shown
-from interop.ted.flattening import Flattened, Rebuilt, missing_done
-from interop.ted.gathered import components, gathered, nested, sizes
-from interop.ted.ring import Ring
-from interop.ted.row_values import fresh, side_by_side
+from interop.ted.flattening import REWARD_KEYS, Flattened, Names, Path, Rebuilt, Ring, missing_done, shown
+from interop.ted.row_values import fresh, nested, side_by_side, sizes
 from interop.trajectories import DEFAULT_DONE_KEYS
 
-_SHAPE, _ROOT_ONLY, _NEXT_ONLY = ("_storage_shape",), ("_root_only",), ("_next_only",)
+_SHAPE, _PATHS = ("_storage_shape",), ("_paths",)
 _TRAJECTORY = re.compile(r"traj_\d+")
 
 
@@ -27,12 +32,12 @@ class TED2Flat:
     Called as `hook(data, path=None)` with a tensordict of [rows, *lanes]; set `shift` and `is_full` before. Done flags and
     rewards of "next", and entries of the root alone, become [items, ...]: lane after lane, the oldest row first. An
     observation becomes [items + ends, ...]: the root's values of an episode, then the last value of "next". An episode ends
-    where it is done, and with the newest row. `shift`, `is_full` and `_storage_shape` are non-tensor entries; so are
-    `_root_only` and `_next_only`, for done flags and rewards of the root alone and done flags of "next" alone. With a path
-    the tensors are memory maps of that folder, which `TensorDict.load_memmap` reads.
+    where it is done, and with the newest row. `shift`, `is_full` and `_storage_shape` are non-tensor entries; so is
+    `_paths`, the entries of the data, if flags or rewards are in the root alone or in "next" alone. With a path the tensors
+    are memory maps in that folder, which `TensorDict.load_memmap` reads.
 
-    ValueError, naming the key and the first row, for data that `Flat2TED` would not give back bit for bit. Each value is
-    copied once, to the CPU.
+    ValueError, naming a key and its first row, for data that `Flat2TED` would not restore bit for bit. Each value is copied
+    once, to the CPU.
 
     Args:
         done_key: the flag that ends episodes.
@@ -63,7 +68,7 @@ class TED2Flat:
         self._verify = verify
 
     def __call__(self, data: TensorDictBase, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
-        return gathered(*self.flattened(data), path)
+        return _gathered(*self.flattened(data), path, by_trajectory=False)
 
     def flattened(self, data: TensorDictBase) -> tuple[Flattened, dict[Path, Any]]:
         """The flat arrays, and the non-tensor entries."""
@@ -71,15 +76,13 @@ class TED2Flat:
             raise TypeError(
                 f"set shift and is_full of the {type(self).__name__} before it is called, as checkpointers do"
             )
-        if not is_tensor_collection(data):
-            raise TypeError(f"{type(self).__name__} takes a tensordict, got {type(data).__name__}")
+        leaves = _leaves(data)
         ring = Ring(tuple(data.batch_size), int(self.shift), bool(self.is_full))
-        flat = Flattened(leaves_of(data), ring, self.names, self.done_key, self._verify)
+        flat = Flattened(leaves, ring, self.names, self.done_key, self._verify)
         info: dict[Path, Any] = {self.is_full_key: ring.is_full, self.shift_key: ring.shift, _SHAPE: ring.shape}
-        for key, paths in ((_ROOT_ONLY, flat.entries.root_only), (_NEXT_ONLY, flat.entries.next_only)):
-            if paths:
-                info[key] = [list(each) for each in paths]
-        taken = [each for each in info if any(path[: len(each)] == each for path in flat.specs())]
+        if flat.unusual():
+            info[_PATHS] = list(map(list, leaves))
+        taken = [each for each in info if any(path[: len(each)] == each for path in flat.specs)]
         if taken:
             raise ValueError(
                 f"{shown(taken[0])} is a key of the data: rename it, or pass another shift_key or is_full_key"
@@ -114,9 +117,11 @@ class Flat2TED:
         self._shift_key, self._is_full_key = as_path(shift_key), as_path(is_full_key)
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        return self._rebuilt(*parted(data), out)
+        return self._restored(*_parted(data), out)
 
-    def _rebuilt(self, leaves: Leaves, info: Mapping[Path, Any], out: TensorDictBase | None) -> TensorDictBase:
+    def _restored(
+        self, leaves: Mapping[Path, Tensor], info: Mapping[Path, Any], out: TensorDictBase | None
+    ) -> TensorDictBase:
         shape, shift, is_full = (info.get(key) for key in (_SHAPE, self._shift_key, self._is_full_key))
         for key, value in ((_SHAPE, shape), (self._shift_key, [shift])):
             if not isinstance(value, Sequence) or not all(type(each) is int for each in value):
@@ -125,38 +130,27 @@ class Flat2TED:
             raise ValueError(f"{shown(self._is_full_key)} should be True or False, found {is_full!r}")
         if self._done_key not in leaves:
             raise missing_done(self._done_key, leaves)
-        only = [[tuple(map(str, path)) for path in info.get(key, ())] for key in (_ROOT_ONLY, _NEXT_ONLY)]
-        specs = {key: (tuple(leaf.shape), leaf.dtype) for key, leaf in leaves.items()}
+        paths = [tuple(map(str, path)) for path in info[_PATHS]] if _PATHS in info else None
         ring = Ring(tuple(shape or ()), shift or 0, is_full)
-        rebuilt = Rebuilt(specs, leaves[self._done_key], ring, self._names, *only)
+        rebuilt = Rebuilt(_specs(leaves), leaves[self._done_key], ring, self._names, paths)
         if out is None:
             out = TensorDict({}, batch_size=ring.shape, device="cpu")
-            memory = {key: fresh(size, dtype) for key, (size, dtype) in rebuilt.specs.items()}
+            memory = {key: fresh(*spec) for key, spec in rebuilt.specs.items()}
             for key, place in memory.items():
                 out.set(key, place)
         else:
-            memory = leaves_of(out)
-            _refuse_others(rebuilt, memory)
+            memory = _leaves(out)
+            wanted, found = rebuilt.specs, _specs(memory)
+            wrong = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
+            if wrong:
+                key = wrong[0]
+                raise ValueError(
+                    f"out does not fit, nothing was written: {shown(key)} is {_described(wanted.get(key))}, out has "
+                    f"{_described(found.get(key))}"
+                )
         works = [work for key, leaf in leaves.items() for work in rebuilt.fillings(key, leaf, memory)]
         side_by_side(works, sum(leaf.nbytes for leaf in leaves.values()))
         return out
-
-
-def _refuse_others(rebuilt: Rebuilt, memory: Leaves) -> None:
-    """ValueError for memory that is not that of the entries."""
-    found = {key: (tuple(place.shape), place.dtype) for key, place in memory.items()}
-    wanted = {key: spec for key, spec in rebuilt.specs.items() if key in found or key not in rebuilt.implied()}
-    wrong = [
-        f"{shown(key)} is {_described(wanted.get(key))}, out has {_described(found.get(key))}"
-        for key in {**wanted, **found}
-        if wanted.get(key) != found.get(key)
-    ]
-    if wrong:
-        raise ValueError(f"the entries are not those of out: {'; '.join(wrong)}; nothing was written")
-
-
-def _described(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "missing" if spec is None else f"{spec[1]} {list(spec[0])}"
 
 
 class TED2Nested(TED2Flat):
@@ -167,22 +161,26 @@ class TED2Nested(TED2Flat):
     """
 
     def __call__(self, data: TensorDictBase, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
-        return gathered(*self.flattened(data), path, by_trajectory=True)
+        return _gathered(*self.flattened(data), path, by_trajectory=True)
 
 
 class Nested2TED(Flat2TED):
     """A load hook: the TED data of `TED2Nested`. Arguments and errors are those of `Flat2TED`."""
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        tensors, info = parted(data)
-        found = {path: components(tensor) for path, tensor in tensors.items()}
-        rows = found[self._done_key][1] if self._done_key in found else None
-        for path, (_, counts) in found.items():
-            if rows is not None and not (counts.shape == rows.shape and ((counts - rows) & ~1 == 0).all()):
+        tensors, info = _parted(data)
+        for path, tensor in tensors.items():
+            if not tensor.is_nested:
+                raise ValueError(f"{shown(path)}: expected a nested tensor with a component for each trajectory")
+        parts = {path: tensor.unbind(0) for path, tensor in tensors.items()}
+        rows = list(map(len, parts.get(self._done_key, ())))
+        for path, each in parts.items():
+            more = [len(part) - count for part, count in zip(each, rows, strict=False)]
+            if rows and (len(each) != len(rows) or not {0, 1}.issuperset(more)):
                 raise ValueError(
                     f"{shown(path)} and {shown(self._done_key)} have other numbers of rows in a trajectory"
                 )
-        return self._rebuilt({path: memory for path, (memory, _) in found.items()}, info, out)
+        return self._restored({path: torch.cat(each) for path, each in parts.items()}, info, out)
 
 
 class H5Split(TED2Flat):
@@ -192,7 +190,7 @@ class H5Split(TED2Flat):
     """
 
     def __call__(self, data: TensorDictBase, path: Any = None) -> TensorDictBase:
-        tensors, info = parted(data)
+        tensors, info = _parted(data)
         split = {key: tensor.unbind(0) for key, tensor in tensors.items()}
         made = TensorDict({}, device="cpu")
         for key, value in info.items():
@@ -211,7 +209,7 @@ class H5Combine:
     """
 
     def __call__(self, data: TensorDictBase, out: Any = None) -> TensorDictBase:
-        tensors, info = parted(data)
+        tensors, info = _parted(data)
         parts: dict[str, dict[Path, Tensor]] = {}
         for (first, *rest), value in tensors.items():
             if rest and _TRAJECTORY.fullmatch(first):
@@ -243,3 +241,55 @@ def trajectory_names(count: int) -> list[str]:
     """The names of so many trajectories: numbers of as many digits as the last one."""
     digits = len(str(max(count - 1, 0)))
     return [f"traj_{place:0{digits}d}" for place in range(count)]
+
+
+def _gathered(
+    flat: Flattened, info: Mapping[Path, Any], path: str | os.PathLike[str] | None, by_trajectory: bool
+) -> TensorDictBase:
+    """The arrays and the non-tensor entries `info`, in memory or in the files of a folder.
+
+    Args:
+        by_trajectory: nested tensors, [trajectories, rows of each, ...].
+    """
+    lengths, ended = flat.order.trajectories()
+    batch = [len(lengths)] if by_trajectory else []
+    made = TensorDict({}, batch_size=batch, device="cpu")
+    for key, value in info.items():
+        made.set(key, NonTensorData(value, batch_size=batch, device="cpu"))
+    memories = {key: fresh(*spec) for key, spec in flat.specs.items()}
+    works = [partial(flat.fill, key, memory) for key, memory in memories.items()]
+    side_by_side(works, sum(memory.nbytes for memory in memories.values()))
+    for key, memory in memories.items():
+        rows = lengths + ended if key in flat.followed else lengths
+        made.set(key, nested(memory, sizes(rows, tuple(memory.shape[1:]))) if by_trajectory else memory)
+    return made if path is None else made.memmap(path)
+
+
+def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
+    """The tensors of a tensordict by path, and the values of its other entries."""
+    if not is_tensor_collection(data):
+        raise TypeError(f"expected a tensordict, got {type(data).__name__}")
+    tensors, others = {}, {}
+    for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
+        value = data.get(key)
+        if isinstance(value, Tensor):
+            tensors[as_path(key)] = value.detach().as_subclass(Tensor)
+        else:
+            others[as_path(key)] = value.data if is_non_tensor(value) else value
+    return tensors, others
+
+
+def _leaves(data: TensorDictBase) -> dict[Path, Tensor]:
+    """The tensors of a tensordict by path. TypeError for other entries."""
+    tensors, others = _parted(data)
+    for path, value in others.items():
+        raise TypeError(f"{shown(path)}: only tensors can be flattened, got {type(value).__name__}")
+    return tensors
+
+
+def _specs(leaves: Mapping[Path, Tensor]) -> dict[Path, tuple[tuple[int, ...], torch.dtype]]:
+    return {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
+
+
+def _described(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "missing" if spec is None else f"{spec[1]} {list(spec[0])}"

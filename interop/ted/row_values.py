@@ -1,6 +1,7 @@
 """Rows of tensors as the bytes that NumPy sees: copied at the speed of memory, compared bit for bit, in threads."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -69,6 +70,20 @@ def first_set(rows: Tensor) -> int | None:
     return next((start + int(held.any(1).argmax()) for start, held in _pieces(rows) if held.any()), None)
 
 
+def sizes(lengths: Tensor, item: tuple[int, ...]) -> Tensor:
+    """The shapes of the components of a nested tensor, [trajectories, dims]."""
+    items = torch.tensor([item], dtype=torch.int64, device="cpu").expand(len(lengths), -1)
+    return torch.cat((lengths[:, None], items), 1)
+
+
+def nested(memory: Tensor, shapes: Tensor) -> Tensor:
+    """A nested tensor that shares memory, [rows of all components, ...]."""
+    strides = torch.tensor([memory.stride()], dtype=torch.int64, device="cpu").expand_as(shapes).contiguous()
+    starts = (shapes[:, 0].cumsum(0) - shapes[:, 0]) * memory.shape[1:].numel()
+    found: Tensor = torch._nested_view_from_buffer(memory.reshape(-1), shapes, strides, starts)  # noqa: SLF001
+    return found
+
+
 def side_by_side(works: Sequence[Callable[[], T]], size: int) -> list[T]:
     """The results of functions that read or write `size` bytes together, in as many threads as torch has."""
     count = min(torch.get_num_threads(), len(works))
@@ -88,3 +103,13 @@ def _bytes(tensor: Tensor, dims: int) -> np.ndarray:
     raw: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy()
     count = tensor.shape[:dims].numel()
     return raw.reshape(count, raw.size // max(count, 1))
+
+
+def _silence_prototype() -> None:
+    """Use up torch's only warning about nested tensors of this layout, which files need."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested(torch.zeros(1, device="cpu"), torch.ones(1, 1, dtype=torch.int64, device="cpu")).detach()
+
+
+_silence_prototype()

@@ -12,10 +12,7 @@ from interop import (
     Flat2TED,
     H5Combine,
     H5Split,
-    H5StorageCheckpointer,
-    LazyTensorStorage,
     Nested2TED,
-    ReplayBuffer,
     TED2Flat,
     TED2Nested,
 )
@@ -24,7 +21,6 @@ from tests.interop.ted.model import Written, differences, paths, write
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
-    from torchrl.data import replay_buffers as other
     from torchrl.data.replay_buffers import utils
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -87,31 +83,3 @@ def test_hooks_make_the_same_and_read_each_other(count: int, lanes: tuple[int, .
         check_filled(utils.Flat2TED()(mine), made)
         check_filled(utils.Nested2TED()(utils.H5Combine()(parts)), made)
         check_filled(utils.Nested2TED()(nested), made)
-
-
-@each_case
-def test_files(count: int, lanes: tuple[int, ...], tmp_path: Path) -> None:
-    """H5 files: theirs by us, ours by them."""
-    items = 4 * (2 if lanes else 1)
-    rows = write(count, lanes, count, {(1, 0), (2, 1), (4, 0), (5, 1)}, seed=count, observations=OBSERVATIONS).data
-    rows = rows.transpose(0, 1) if lanes else rows
-    mine = ReplayBuffer(storage=LazyTensorStorage(items, ndim=1 + len(lanes)), checkpointer=H5StorageCheckpointer())
-    theirs = other.ReplayBuffer(storage=other.LazyTensorStorage(items, ndim=1 + len(lanes)))
-    theirs.storage.checkpointer = other.checkpointers.H5StorageCheckpointer()
-    for buffer in (mine, theirs):
-        buffer.extend(rows)
-    held = mine[:]
-    theirs.storage.checkpointer.dumps(theirs.storage, tmp_path / "theirs.h5")
-    mine.storage.dumps(tmp_path / "mine.h5")
-    again = ReplayBuffer(storage=LazyTensorStorage(items, ndim=1 + len(lanes)), checkpointer=H5StorageCheckpointer())
-    again.storage.loads(tmp_path / "theirs.h5")
-    for key in paths(held):
-        torch.testing.assert_close(plain(again[:], key), plain(held, key), rtol=0, atol=0, equal_nan=True)
-    if not they_can_read(count, lanes):
-        return
-    reread = other.ReplayBuffer(storage=other.LazyTensorStorage(items, ndim=1 + len(lanes)))
-    reread.storage.checkpointer = other.checkpointers.H5StorageCheckpointer()
-    reread.storage.checkpointer.loads(reread.storage, tmp_path / "mine.h5")
-    found = reread[:]
-    for key in paths(held):
-        torch.testing.assert_close(plain(found, key), plain(held, key), rtol=0, atol=0, equal_nan=True)
