@@ -116,7 +116,9 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             return loading(target, layout, ring, lambda arrays: None, options, where)
         keys = fields.fields("keys")
         done, reward, episodes = (_paths(keys, name) for name in ("done", "reward", "episodes"))
-        specs = {leaf.path: ((ring.filled, *ring.lanes, *leaf.shape), leaf.dtype) for leaf in layout.leaves}
+        specs: dict[Any, Any] = {
+            leaf.path: ((ring.filled, *ring.lanes, *leaf.shape), leaf.dtype) for leaf in layout.leaves
+        }
         dtypes = {path[1:] if is_below(path) else path: dtype for path, (_, dtype) in specs.items()}
 
         def read(path: Path) -> torch.Tensor:
@@ -137,7 +139,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             raise CheckpointCorrupt(f"{where}: not what was saved ({error})") from error
 
         def fill(memory: Sequence[np.ndarray | None]) -> None:
-            wanted = {
+            wanted: dict[Any, torch.Tensor] = {
                 leaf.path: as_tensor(each, leaf.dtype)
                 for leaf, each in zip(layout.leaves, memory, strict=True)
                 if each is not None
