@@ -1,11 +1,10 @@
 """Checkpoints that a crash cannot lose and damage cannot pass unseen.
 
-`save_state` and `load_state` do pytrees; `Writing` and `load` whatever can be said by a tree of plain values and arrays.
+`save_state` and `load_state` are for pytrees, `Writing` and `load` for trees of plain values and arrays.
 """
 
 from fbuf.checkpoint.arrays import Columns
-from fbuf.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
-from fbuf.checkpoint.fields import Fields
+from fbuf.checkpoint.fields import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
 from fbuf.checkpoint.pytree import load_state, load_with_extra, save_state
 from fbuf.checkpoint.reading import Source, StoredArray, StoredColumns, Verify, load
 from fbuf.checkpoint.writing import Writing

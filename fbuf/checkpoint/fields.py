@@ -1,34 +1,45 @@
-"""Validated reading of a description: each entry is checked before it is used."""
+"""Errors of checkpoints, and reading of descriptions: each entry is checked before it is used."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from fbuf.checkpoint.errors import CheckpointCorrupt
-
+_T = TypeVar("_T")
 _WIDEST = 2**63 - 1
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read. The target of the load is unchanged."""
+
+
+class CheckpointCorrupt(CheckpointError):  # noqa: N818  # reads as what it is
+    """Files of a checkpoint are missing, damaged or not of this format; the message names the file."""
+
+
+class CheckpointMismatch(CheckpointError):  # noqa: N818
+    """A checkpoint is complete, but the target of the load is of another kind; the message lists the differences."""
+
+
 class Fields:
-    """The entries of a described dict. Each method gives one, or raises CheckpointCorrupt saying where and what it is.
+    """The entries of a described dict. Each method returns one, or raises CheckpointCorrupt with its place and content.
 
     Args:
-        saved: what should be a dict.
-        where: what it describes, for messages.
+        saved: the dict; anything else is corrupt.
+        where: its place in the checkpoint, for messages.
     """
 
     def __init__(self, saved: Any, where: str) -> None:
         if not isinstance(saved, Mapping):
-            raise CheckpointCorrupt(f"{where}: expected named entries, found {_kind(saved)}")
+            raise CheckpointCorrupt(f"{where}: expected named entries, found {_shown(saved)}")
         self._saved, self.where = saved, where
 
     def __contains__(self, name: str) -> bool:
         return name in self._saved
 
     def any(self, name: str) -> Any:
-        """The entry, of any type."""
+        """An entry of any type."""
         if name not in self._saved:
             raise CheckpointCorrupt(f"{self.where}: the entry {name!r} is missing")
         return self._saved[name]
@@ -43,27 +54,18 @@ class Fields:
     def number(self, name: str, least: float = -math.inf) -> float:
         """A finite number of at least `least`."""
         value = self.any(name)
-        fits = type(value) in (int, float) and abs(value) < 1e308 and value >= least
-        if not fits:
+        if type(value) not in (int, float) or not abs(value) < 1e308 or value < least:
             raise self.wrong(name, f"a finite number of at least {least}", value)
         return float(value)
 
     def flag(self, name: str) -> bool:
-        """True or False."""
-        value = self.any(name)
-        if not isinstance(value, bool):
-            raise self.wrong(name, "True or False", value)
-        return value
+        return self._of_type(name, bool, "True or False")
 
     def text(self, name: str) -> str:
-        """A string."""
-        value = self.any(name)
-        if not isinstance(value, str):
-            raise self.wrong(name, "a text", value)
-        return value
+        return self._of_type(name, str, "a text")
 
     def items(self, name: str, count: int | None = None) -> list[Any]:
-        """A list, of `count` items where that is given."""
+        """A list, of `count` items if that is given."""
         value = self.any(name)
         if not isinstance(value, list | tuple) or (count is not None and len(value) != count):
             raise self.wrong(name, "a list" if count is None else f"a list of {count} items", value)
@@ -77,29 +79,34 @@ class Fields:
         return tuple(values)
 
     def fields(self, name: str) -> "Fields":
-        """A dict below this one."""
+        """A dict inside this one."""
         return Fields(self.any(name), f"{self.where}, {name}")
 
     def array(self, name: str, dtype: Any = None, shape: tuple[int | None, ...] | None = None) -> Any:
         """An array of this dtype and shape, where None stands for any size; read it by `np.asarray`."""
         value = self.any(name)
-        found = getattr(value, "dtype", None), getattr(value, "shape", None)
-        if found[0] is None or found[1] is None:
+        if not hasattr(value, "dtype") or not hasattr(value, "shape"):
             raise self.wrong(name, "an array", value)
-        fits = dtype is None or found[0] == np.dtype(dtype)
+        fits = dtype is None or value.dtype == np.dtype(dtype)
         if shape is not None:
-            fits &= len(found[1]) == len(shape)
-            fits = fits and all(wanted in (None, size) for wanted, size in zip(shape, found[1], strict=True))
+            sizes = zip(shape, value.shape, strict=False)
+            fits &= len(value.shape) == len(shape) and all(wanted in (None, size) for wanted, size in sizes)
         if not fits:
-            what = f"an array of {'any dtype' if dtype is None else np.dtype(dtype)} and shape {shape or 'any'}"
-            raise CheckpointCorrupt(f"{self.where}: {name!r} should be {what}, found {found[0]} of {found[1]}")
+            wanted = f"an array of {'any dtype' if dtype is None else np.dtype(dtype)} and shape {shape or 'any'}"
+            raise CheckpointCorrupt(f"{self.where}: {name!r} should be {wanted}, found {value.dtype} of {value.shape}")
         return value
 
     def wrong(self, name: str, wanted: str, value: Any) -> CheckpointCorrupt:
-        """The error of an entry that is not what it should be."""
-        return CheckpointCorrupt(f"{self.where}: {name!r} should be {wanted}, found {_kind(value)}")
+        """The error of an entry that is not as it should be."""
+        return CheckpointCorrupt(f"{self.where}: {name!r} should be {wanted}, found {_shown(value)}")
+
+    def _of_type(self, name: str, kind: type[_T], wanted: str) -> _T:
+        value = self.any(name)
+        if not isinstance(value, kind):
+            raise self.wrong(name, wanted, value)
+        return value
 
 
-def _kind(value: Any) -> str:
+def _shown(value: Any) -> str:
     shown = repr(value)[:40] if isinstance(value, str | int | float | bool | None) else type(value).__name__
     return shown if len(shown) < 40 else shown + "..."

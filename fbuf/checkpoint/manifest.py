@@ -1,26 +1,31 @@
-"""The manifest of a checkpoint: its files, their sizes, checksums and contents. Without one there is no checkpoint.
+"""The manifest of a checkpoint: its files, their sizes and checksums, and its tree as JSON. No manifest, no checkpoint.
 
-Its first line has the size and the digest of the rest, so that no byte of a checkpoint is without a check.
+Its first line has the size and the digest of the rest, so every byte of a checkpoint is checked.
 """
 
 import errno
 import hashlib
+import json
 import os
 import re
-import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fbuf.checkpoint.errors import CheckpointCorrupt, CheckpointMismatch
-from fbuf.checkpoint.fields import Fields
-from fbuf.checkpoint.tree import dump_json, parse_json
+import numpy as np
+
+from fbuf.checkpoint.arrays import Columns
+from fbuf.checkpoint.fields import CheckpointCorrupt, CheckpointMismatch, Fields
+from fbuf.checkpoint.files import opened, read_into
 
 NAME = "MANIFEST.json"
 FOLDER = "data-"  # begins the name of the folder with the files of one checkpoint
 SCHEMA = 1
 LARGEST = 1 << 26  # bytes
 _FOLDER = re.compile(rf"{FOLDER}[0-9a-f]{{16}}")
+_DEPTH = 200
+_MARK = "$"  # begins the keys that say what a dict stands for
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,8 @@ class Manifest:
     """The content of a manifest.
 
     Args:
-        folder: where its files are, below the folder of the manifest.
-        tree: what was saved, its arrays described by where they are.
+        folder: the data folder, in the folder of the manifest.
+        tree: the saved tree; descriptions stand for its arrays.
         files: all files.
         versions: of the libraries that wrote it, for people.
     """
@@ -49,15 +54,9 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
-        """The content of the file. ValueError where there is too much of it."""
-        body = dump_json(
-            {
-                "folder": self.folder,
-                "versions": self.versions,
-                "files": [[each.name, each.size, each.checksum] for each in self.files],
-                "tree": self.tree,
-            }
-        )
+        """The content of the file. ValueError if it is too large."""
+        files = [[each.name, each.size, each.checksum] for each in self.files]
+        body = dump_json({"folder": self.folder, "versions": self.versions, "files": files, "tree": self.tree})
         head = dump_json({"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
         if len(head) + len(body) + 2 > LARGEST:
             raise ValueError(
@@ -68,97 +67,142 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """That of the checkpoint in a folder. FileNotFoundError where there is none, else as `decoded`."""
-        return cls.decoded(_content(folder), str(folder / NAME))
+        """The manifest of the checkpoint in a folder. FileNotFoundError if there is none; other errors as `decoded`."""
+        name = folder / NAME
+        try:
+            with opened(name) as (handle, size):
+                if not 0 <= size <= LARGEST:
+                    raise CheckpointCorrupt(f"{name}: {size} bytes, or no plain file: no manifest of a checkpoint")
+                content = np.empty(size, np.uint8)
+                read_into(handle, content)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(f"there is no checkpoint in {folder}: {NAME} is missing") from error
+        except OSError as error:
+            raise unreadable(str(name), error) from error
+        except EOFError as error:
+            raise CheckpointCorrupt(f"{name}: ends too soon") from error
+        return cls.decoded(content.tobytes(), str(name))
 
     @classmethod
     def decoded(cls, content: bytes, where: str = NAME) -> "Manifest":
-        """CheckpointCorrupt for damage, CheckpointMismatch for a schema that is not known."""
+        """CheckpointCorrupt for damage, CheckpointMismatch for an unknown schema."""
         first, _, rest = content.partition(b"\n")
         if len(first) > 1000:
             raise CheckpointCorrupt(f"{where}: the first line is not that of a manifest")
-        head = Fields(parse_json(first, where), where)
+        head, body = Fields(parse_json(first, where), where), rest[:-1]
         schema = head.whole("schema", 1)
         if schema != SCHEMA:
             raise CheckpointMismatch(f"{where}: schema {schema} is not known here, {SCHEMA} is: use a newer version")
-        body = rest[:-1]
         if head.whole("bytes") != len(body) or rest[-1:] != b"\n":
             raise CheckpointCorrupt(f"{where}: {len(body)} bytes of {head.any('bytes')} are there")
         if head.text("sha256") != hashlib.sha256(body).hexdigest():
             raise CheckpointCorrupt(f"{where}: damaged, its digest is another")
         described = Fields(parse_json(body, where), where)
-        versions = described.any("versions")
-        return cls(
-            folder=_folder(described.text("folder"), where),
-            tree=described.any("tree"),
-            files=_entries(described.items("files"), where),
-            versions=versions if isinstance(versions, dict) else {},
-        )
+        folder, versions = described.text("folder"), described.any("versions")
+        if not _FOLDER.fullmatch(folder):
+            raise CheckpointCorrupt(f"{where}: {folder[:40]!r} is no folder of a checkpoint")
+        files = [_entry(each, where) for each in described.items("files")]
+        if len({each.name for each in files}) < len(files):
+            raise CheckpointCorrupt(f"{where}: a file comes twice")
+        return cls(folder, described.any("tree"), files, versions if isinstance(versions, dict) else {})
+
+
+def _entry(described: Any, where: str) -> FileEntry:
+    if not isinstance(described, list) or len(described) != 3:
+        raise CheckpointCorrupt(f"{where}: a file is described by a name, a size and a checksum")
+    entry = Fields(dict(zip(("name", "size", "checksum"), described, strict=True)), f"{where}, a file")
+    return FileEntry(plain(entry.any("name"), where), entry.whole("size"), entry.whole("checksum", most=2**32 - 1))
+
+
+def plain(name: Any, where: str) -> str:
+    """The relative path of a file, if it stays in its folder and has at most 8 parts. CheckpointCorrupt otherwise."""
+    try:
+        parts = name.split("/") if isinstance(name, str) and os.fsencode(name) and len(name) < 1000 else [""]
+    except UnicodeEncodeError:
+        parts = [""]
+    if len(parts) > 8 or any(part in ("", ".", "..") or len(part) > 250 or "\0" in part for part in parts):
+        raise CheckpointCorrupt(f"{where}: {str(name)[:40]!r} is no name of a file")
+    return str(name)
 
 
 def unreadable(name: str, error: OSError) -> Exception:
-    """The error of a file that cannot be opened or read: what this process lacks is no fault of the file."""
+    """The error of a file that cannot be opened or read: an OSError if the process lacks rights or resources."""
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM):
         return OSError(error.errno, error.strerror, name)
     return CheckpointCorrupt(f"{name}: cannot be read ({error.strerror})")
 
 
-def _content(folder: Path) -> bytes:
-    name = folder / NAME
-    try:  # without waiting for the other end of a pipe
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"there is no checkpoint in {folder}: {NAME} is missing") from error
-    except OSError as error:
-        raise unreadable(str(name), error) from error
+# ---------------------------------------------------------------------- trees as JSON
+
+
+def lower(value: Any, place: Callable[[Any], dict[str, Any]], depth: int = 0) -> Any:
+    """The JSON of a tree; `place` describes an array or columns. TypeError for other values.
+
+    A tree is made of dicts with text keys, lists, None, bools, integers of 64 bits, floats, texts, arrays and `Columns`.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if type(value) is int:
+        if not -(2**63) <= value < 2**64:
+            raise ValueError(f"an integer of more than 64 bits cannot be saved: {value}")
+        return value
+    if type(value) is float:
+        return value if -1e308 <= value <= 1e308 else {"$float": value.hex()}
+    if depth > _DEPTH:
+        raise ValueError(f"what is to be saved is nested more than {_DEPTH} deep")
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"the keys of what is saved must be texts, got {[*value][:5]}")
+        entries = {key: lower(each, place, depth + 1) for key, each in value.items()}
+        return {"$dict": entries} if any(key.startswith(_MARK) for key in entries) else entries
+    if isinstance(value, list | tuple):
+        return [lower(each, place, depth + 1) for each in value]
+    if isinstance(value, np.ndarray | np.generic | Columns):
+        return place(value)
+    raise TypeError(f"{type(value).__name__} cannot be saved here")
+
+
+def lift(value: Any, found: Callable[[str, Any], Any], depth: int = 0) -> Any:
+    """The tree of JSON; `found(mark, description)` returns an array or columns. CheckpointCorrupt for other JSON."""
+    if not isinstance(value, list | dict):
+        return value
+    if depth > _DEPTH:
+        raise CheckpointCorrupt(f"the manifest is nested more than {_DEPTH} deep")
+    if isinstance(value, list):
+        return [lift(each, found, depth + 1) for each in value]
+    if len(value) == 1:
+        (mark, described), *_ = value.items()
+        if mark == "$dict" and isinstance(described, dict):
+            return {key: lift(each, found, depth + 1) for key, each in described.items()}
+        if mark == "$float":
+            try:
+                return float.fromhex(described)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise CheckpointCorrupt("a number in the manifest is none") from error
+        if mark.startswith(_MARK):
+            return found(mark, described)
+    if any(key.startswith(_MARK) for key in value):
+        raise CheckpointCorrupt(f"unknown entries in the manifest: {[*value][:5]}")
+    return {key: lift(each, found, depth + 1) for key, each in value.items()}
+
+
+def dump_json(value: Any) -> bytes:
+    """JSON in one line."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def parse_json(text: bytes, name: str) -> Any:
+    """Strict JSON: no NaN, no key twice, no endless nesting. CheckpointCorrupt naming the file for anything else."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) != len(pairs):
+            raise ValueError("a key comes twice")
+        return found
+
+    def refused(constant: str) -> Any:
+        raise ValueError(f"{constant} is no JSON")
+
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            raise CheckpointCorrupt(f"{name}: {found.st_size} bytes, or no plain file: no manifest of a checkpoint")
-        pieces = []
-        while piece := os.read(handle, 1 << 22):
-            pieces.append(piece)
-        return b"".join(pieces)
-    except OSError as error:
-        raise unreadable(str(name), error) from error
-    finally:
-        os.close(handle)
-
-
-def _entries(listed: list[Any], where: str) -> list[FileEntry]:
-    entries = []
-    for each in listed:
-        if not isinstance(each, list) or len(each) != 3:
-            raise CheckpointCorrupt(f"{where}: a file is described by a name, a size and a checksum")
-        name, size, checksum = each
-        if type(size) is not int or not 0 <= size < 2**63 or type(checksum) is not int or not 0 <= checksum < 2**32:
-            raise CheckpointCorrupt(f"{where}: the size or checksum of a file is none")
-        entries.append(FileEntry(plain(name, where), size, checksum))
-    if len({each.name for each in entries}) < len(entries):
-        raise CheckpointCorrupt(f"{where}: a file comes twice")
-    return entries
-
-
-def _folder(name: str, where: str) -> str:
-    if not _FOLDER.fullmatch(name):
-        raise CheckpointCorrupt(f"{where}: {name[:40]!r} is no folder of a checkpoint")
-    return name
-
-
-def plain(name: Any, where: str) -> str:
-    """A name of a file that leads nowhere else; of one in a folder the names of both, with a slash between."""
-    if not isinstance(name, str):
-        raise CheckpointCorrupt(f"{where}: the name of a file is none")
-    parts = name.split("/") if len(name) < 1000 else [""]
-    odd = any(part in ("", ".", "..") or len(part) > 250 or "\0" in part for part in parts)
-    if odd or len(parts) > 8 or not _is_encodable(name):
-        raise CheckpointCorrupt(f"{where}: {name[:40]!r} is no name of a file")
-    return name
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-    return True
+        return json.loads(text, object_pairs_hook=once, parse_constant=refused)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{name}: not the JSON that was written ({error})") from error

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fbuf.checkpoint.errors import CheckpointMismatch
-from fbuf.checkpoint.fields import Fields
+from fbuf.checkpoint.fields import CheckpointMismatch, Fields
 from fbuf.checkpoint.reading import Source, StoredArray, Verify, load
 from fbuf.checkpoint.writing import Writing
 

@@ -3,36 +3,32 @@
 import contextlib
 import math
 import os
-import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from fbuf.checkpoint import direct, manifest
-from fbuf.checkpoint.arrays import as_bytes, row_bytes
-from fbuf.checkpoint.dtypes import BY_NAME
-from fbuf.checkpoint.errors import CheckpointCorrupt
+from fbuf.checkpoint import files, manifest
+from fbuf.checkpoint.arrays import BY_NAME, as_bytes, row_bytes
+from fbuf.checkpoint.fields import CheckpointCorrupt
 from fbuf.checkpoint.manifest import FileEntry, Manifest
-from fbuf.checkpoint.threads import at_once
-from fbuf.checkpoint.tree import lift
 
-_NOTHING = np.zeros(0, np.uint8)
 Verify = Literal["full", "size"]
 _Result = TypeVar("_Result")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verify: Verify = "full") -> _Result:
-    """The result of `use` on the checkpoint in a folder; repeated if the checkpoint was replaced meanwhile.
+    """The result of `use` on the checkpoint in a folder; repeated if the checkpoint is replaced meanwhile.
 
     Args:
         path: the folder.
-        use: is given the `Source`. What it returns counts only when all was checked: it should change nothing itself, and
-            what it has taken is given back by `abandon()` of the result, if that has one.
-        verify: "full" to compare the checksum of every byte, "size" for that of the manifest and the sizes of files.
+        use: takes the `Source`. It must not change anything: its result counts only after all files are checked. If
+            that fails, `abandon()` of the result is called, if it has one.
+        verify: "full" compares the checksum of every byte, "size" that of the manifest and the sizes of files.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -42,203 +38,159 @@ def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verif
     if verify not in ("full", "size"):
         raise ValueError(f"verify must be 'full' or 'size', got {verify!r}")
     while True:
-        with Source(path, verify) as source:
-            try:
+        source = Source(path, verify)
+        try:
+            with source:
                 result = use(source)
                 try:
                     source.check_rest()
                 except BaseException:
-                    getattr(result, "abandon", _nothing)()
+                    if hasattr(result, "abandon"):
+                        result.abandon()
                     raise
                 return result
-            except (CheckpointCorrupt, FileNotFoundError):
-                if not source.superseded():
-                    raise
-
-
-def _nothing() -> None:
-    pass
+        except (CheckpointCorrupt, FileNotFoundError):
+            if not source.superseded():
+                raise
 
 
 class Source:
-    """A checkpoint that is being read. `tree` is what was saved, with `StoredColumns` and arrays that are read when used."""
+    """A checkpoint that is being read. `tree` is the saved tree, with `StoredColumns` and arrays that are read when used."""
+
+    tree: Any
 
     def __init__(self, path: str | os.PathLike[str], verify: Verify = "full") -> None:
         self.path = Path(os.fspath(path)).absolute()
-        self._full = verify == "full"
+        self._full, self._name = verify == "full", ""
 
     def __enter__(self) -> Self:
-        self._manifest = Manifest.read(self.path)
-        self.versions = self._manifest.versions
-        self._folder = self._manifest.folder
+        found = Manifest.read(self.path)
+        self._name, self.versions, self._files = found.folder, found.versions, found.files
+        self._unread = {each.name: each for each in found.files}
+        self._small: np.ndarray | None = None
+        self._taken, self._first = 0, 1  # bytes of the small file, and files, that the tree has described so far
         try:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._handle = os.open(self.path / self._folder, flags)
+            self._folder = os.open(self.path / found.folder, _DIRECTORY)
         except OSError as error:
-            if self.superseded():
-                return self.__enter__()
-            raise manifest.unreadable(str(self.path / self._folder), error) from error
-        self._unread = {each.name: each for each in self._manifest.files}
-        self._by_name = dict(self._unread)
+            raise manifest.unreadable(str(self.path / found.folder), error) from error
         try:
-            for each in self._manifest.files:
-                os.close(self._open(each))
-            self._small: Any = None
-            self._taken, self._first = 0, 1  # bytes of the small file, and files, that were described: each is once
-            self.tree = lift(self._manifest.tree, self._found)
-        except CheckpointCorrupt:
-            os.close(self._handle)
-            if self.superseded():
-                return self.__enter__()
-            raise
+            for each in found.files:
+                with self._opened(each):
+                    pass
+            self.tree = manifest.lift(found.tree, self._found)
         except BaseException:
-            os.close(self._handle)
+            os.close(self._folder)
             raise
         return self
 
     def __exit__(self, *raised: object) -> None:
-        os.close(self._handle)
+        os.close(self._folder)
 
     def superseded(self) -> bool:
-        """Whether this checkpoint was replaced by another."""
+        """Whether another checkpoint has replaced this one."""
         with contextlib.suppress(Exception):
-            return Manifest.read(self.path).folder != self._folder
+            return Manifest.read(self.path).folder != self._name
         return False
 
     def file(self, name: str) -> Path:
-        """The path of a file that was written by itself; its bytes are checked. Open it for reading only."""
-        if name not in self._by_name:
+        """The path of a file that the caller wrote, after a check of its bytes. Open it for reading only."""
+        entries = [each for each in self._files if each.name == name]
+        if not entries:
             raise CheckpointCorrupt(f"{self._at(manifest.NAME)}: names no file {name!r}")
-        self.check_file(self._by_name[name])
-        return self.path / self._folder / name
+        self.check_file(*entries)
+        return self.path / self._name / name
 
     def folder(self, name: str) -> Path:
-        """The path of a folder of such files; their bytes are checked."""
+        """The path of a folder of such files, after a check of their bytes."""
         manifest.plain(name, self._at(manifest.NAME))
-        inside = [each for each in self._manifest.files if each.name.startswith(f"{name}/")]
-        for each in inside:
-            self.check_file(each)
-        return self.path / self._folder / name
+        for each in self._files:
+            if each.name.startswith(f"{name}/"):
+                self.check_file(each)
+        return self.path / self._name / name
 
     def check_rest(self) -> None:
         """Check the files that were not read."""
-        if self._full:
-            at_once([partial(self.check_file, each) for each in self._unread.values()])
-
-    # ------------------------------------------------------------------ files
-
-    def _at(self, name: str) -> str:
-        return str(self.path / self._folder / name)
-
-    def _open(self, entry: FileEntry) -> int:
-        """A file of the right kind and size, open for reading."""
-        try:  # without waiting for the other end of a pipe
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            handle = self._reached(entry.name, flags)
-        except OSError as error:
-            raise manifest.unreadable(self._at(entry.name), error) from error
-        found = os.fstat(handle)
-        if stat.S_ISREG(found.st_mode) and found.st_size == entry.size:
-            return handle
-        os.close(handle)
-        raise CheckpointCorrupt(
-            f"{self._at(entry.name)}: has {found.st_size} bytes of {entry.size}, or is no plain file"
-        )
-
-    def _reached(self, name: str, flags: int) -> int:
-        """A file below the data folder, through folders that are no links."""
-        *folders, last = name.split("/")
-        above = os.dup(self._handle)
-        try:
-            for folder in folders:
-                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-                os.close(above)
-                above = inner
-            return os.open(last, flags, dir_fd=above)
-        finally:
-            os.close(above)
-
-    def _content(self, entry: FileEntry) -> Iterator[np.ndarray]:
-        """A file in pieces, [bytes] uint8, good until the next one. CheckpointCorrupt at its end where they are others."""
-        handle, checksum = self._open(entry), 0
-        try:
-            for piece in direct.read(handle, entry.size):
-                if self._full:
-                    checksum = zlib.crc32(piece.data, checksum)
-                yield piece
-        except OSError as error:
-            raise manifest.unreadable(self._at(entry.name), error) from error
-        finally:
-            os.close(handle)
-        if self._full and checksum != entry.checksum:
-            raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
-        self._unread.pop(entry.name, None)
-
-    def read_file(self, entry: FileEntry, pieces: Sequence[np.ndarray]) -> None:
-        """Fill pieces of memory, [bytes] uint8 each, with a file."""
-        wanted = iter(pieces)
-        rest: np.ndarray | None = next(wanted, _NOTHING)
-        for piece in self._content(entry):
-            while piece.size:
-                while rest is not None and not rest.size:
-                    rest = next(wanted, None)
-                if rest is None:
-                    raise CheckpointCorrupt(f"{self._at(entry.name)}: is longer than it was")
-                count = min(rest.size, piece.size)
-                rest[:count], rest, piece = piece[:count], rest[count:], piece[count:]
-        if (rest is not None and rest.size) or any(each.size for each in wanted):
-            raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon")
+        files.at_once([partial(self.check_file, each) for each in list(self._unread.values())])
 
     def check_file(self, entry: FileEntry) -> None:
         """Check a file without keeping its content."""
         if self._full and entry.name in self._unread:
-            for _ in self._content(entry):
-                pass
+            self.read_file(entry, files.chunks(entry.size))
 
-    # ------------------------------------------------------------------ arrays
+    def read_file(self, entry: FileEntry, pieces: Iterable[np.ndarray]) -> None:
+        """Fill pieces of memory, [bytes] uint8 each, that are together as large as the file, and check them."""
+        checksum = 0
+        with self._opened(entry) as handle:
+            for piece in pieces:
+                try:
+                    files.read_into(handle, piece)
+                except EOFError as error:
+                    raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon") from error
+                if self._full:
+                    checksum = zlib.crc32(piece.data, checksum)
+        if self._full and checksum != entry.checksum:
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
+        self._unread.pop(entry.name, None)
+
+    @contextlib.contextmanager
+    def _opened(self, entry: FileEntry) -> Iterator[int]:
+        """A file of the right kind and size, open for reading. It is reached through folders that are no links."""
+        *folders, last = entry.name.split("/")
+        try:
+            with contextlib.ExitStack() as stack:
+                above = self._folder
+                for folder in folders:
+                    above = os.open(folder, _DIRECTORY, dir_fd=above)
+                    stack.callback(os.close, above)
+                handle, size = stack.enter_context(files.opened(last, above))
+                if size != entry.size:
+                    raise CheckpointCorrupt(
+                        f"{self._at(entry.name)}: has {size} bytes of {entry.size}, or is no plain file"
+                    )
+                yield handle
+        except OSError as error:
+            raise manifest.unreadable(self._at(entry.name), error) from error
+
+    def _at(self, name: str) -> str:
+        return str(self.path / self._name / name)
 
     def _found(self, mark: str, described: Any) -> Any:
-        """The array that a description in the tree stands for."""
+        """The array or columns of a description in the tree."""
+        where = self.path / manifest.NAME
         try:
             if mark == "$array":
                 name, shape, offset = described
-                return self._small_array(_dtype(name), _shape(shape), _whole(offset))
+                return self._small_array(BY_NAME[name], _shape(shape), _whole(offset))
             if mark in ("$columns", "$column"):
                 rows, rows_a_file, first, kinds = described
-                dtypes = [_dtype(name) for name, _ in kinds]
-                shapes = [_shape(shape) for _, shape in kinds]
+                dtypes, shapes = [BY_NAME[name] for name, _ in kinds], [_shape(shape) for _, shape in kinds]
                 if first != self._first:
                     raise ValueError("files are described in their order")
-                stop = first + -(-_whole(rows) // _whole(rows_a_file, 1))
-                columns = StoredColumns(self, rows, rows_a_file, self._manifest.files[first:stop], dtypes, shapes)
-                self._first = stop
-                if mark == "$columns":
-                    return columns
-                if len(kinds) == 1:
-                    return StoredArray(columns)
+                self._first += -(-_whole(rows) // _whole(rows_a_file, 1))
+                columns = StoredColumns(self, rows, rows_a_file, self._files[first : self._first], dtypes, shapes)
+                if mark == "$columns" or len(kinds) == 1:
+                    return columns if mark == "$columns" else StoredArray(columns)
         except (TypeError, ValueError, KeyError, OverflowError) as error:
-            where = self.path / manifest.NAME
             raise CheckpointCorrupt(f"{where}: an array is not described as it should be ({error})") from error
-        raise CheckpointCorrupt(f"{self.path / manifest.NAME}: the entry {mark[:40]!r} is not known")
+        raise CheckpointCorrupt(f"{where}: the entry {mark[:40]!r} is not known")
 
     def _small_array(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
+        """An array of the file of small arrays, which is the first one."""
         if self._small is None:
-            entry = self._manifest.files[0] if self._manifest.files else FileEntry("small", 0, 0)
+            entry = self._files[0] if self._files else FileEntry("", 0, 0)
             if entry.name != "small" or entry.size > manifest.LARGEST * 2:
-                raise CheckpointCorrupt(
-                    f"{self.path / manifest.NAME}: the file of small arrays is not where it should be"
-                )
+                raise ValueError("the file of small arrays is not the first one")
             self._small = np.empty(entry.size, np.uint8)
             self.read_file(entry, [self._small])
-        size = row_bytes(dtype, shape)
-        if offset != self._taken or offset + size > self._small.size:
+        end = offset + row_bytes(dtype, shape)
+        if offset != self._taken or end > self._small.size:
             raise ValueError("arrays are described in their order")
-        self._taken += size
-        return self._small[offset : offset + size].copy().view(dtype).reshape(shape)
+        self._taken = end
+        return self._small[offset:end].copy().view(dtype).reshape(shape)
 
 
 class StoredColumns:
-    """Arrays with the same first dim, in files. See `Columns`."""
+    """Columns in files. See `Columns`."""
 
     def __init__(
         self,
@@ -253,47 +205,42 @@ class StoredColumns:
         self._source, self._step, self._entries = source, rows_a_file, entries
         for dtype, shape in zip(dtypes, shapes, strict=True):
             np.broadcast_to(np.empty((), dtype), (rows, *shape))  # ValueError where NumPy has no such shape
-        width = sum(row_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True))
-        count = -(-rows // rows_a_file)
-        sizes = [each.size for each in self._entries]
-        if len(sizes) != count or any(size != width * rows_a_file for size in sizes[:-1]):
+        width = sum(map(row_bytes, dtypes, shapes))
+        sizes, count = [each.size for each in entries], -(-rows // rows_a_file)
+        if len(sizes) != count or any(size != width * rows_a_file for size in sizes[:-1]) or sum(sizes) != width * rows:
             raise ValueError("the files do not have the size of the rows")
-        if sizes and sizes[-1] != width * (rows - rows_a_file * (count - 1)):
-            raise ValueError("the last file does not have the size of its rows")
 
     def read(self) -> list[np.ndarray]:
-        """All of it, in memory of its own."""
+        """All columns, in new memory."""
         found = [np.empty((self.rows, *shape), dtype) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         self.read_into(found)
         return found
 
     def check(self) -> None:
-        """Compare the checksums of the files; nothing is kept."""
+        """Compare the checksums of the files, without keeping their content."""
         for entry in self._entries:
             self._source.check_file(entry)
 
     def read_into(self, arrays: Sequence[np.ndarray | None]) -> None:
         """Fill arrays of [rows, ...], in one piece each; None for a column that is not wanted."""
-        wanted = list(zip(arrays, self.dtypes, self.shapes, strict=True))
-        for array, dtype, shape in wanted:
-            fits = array is None or (
-                array.shape == (self.rows, *shape) and array.dtype == dtype and array.flags.c_contiguous
-            )
-            if not fits:
+        for array, dtype, shape in zip(arrays, self.dtypes, self.shapes, strict=True):
+            if array is None:
+                continue
+            if array.shape != (self.rows, *shape) or array.dtype != dtype or not array.flags.c_contiguous:
                 raise ValueError(f"columns of {dtype} {(self.rows, *shape)} need such memory, in one piece")
 
-        def fill(place: int) -> None:
-            start = place * self._step
+        def fill(entry: FileEntry, start: int) -> None:
             stop = min(start + self._step, self.rows)
             pieces = [
                 np.empty((stop - start) * row_bytes(dtype, shape), np.uint8)
                 if array is None
                 else as_bytes(array[start:stop])
-                for array, dtype, shape in wanted
+                for array, dtype, shape in zip(arrays, self.dtypes, self.shapes, strict=True)
             ]
-            self._source.read_file(self._entries[place], pieces)
+            self._source.read_file(entry, pieces)
 
-        at_once([partial(fill, place) for place in range(len(self._entries))])
+        starts = range(0, self.rows, self._step)
+        files.at_once([partial(fill, *each) for each in zip(self._entries, starts, strict=True)])
 
 
 class StoredArray:
@@ -312,10 +259,6 @@ class StoredArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         (array,) = self._columns.read()
         return array if dtype is None else array.astype(dtype)
-
-
-def _dtype(name: Any) -> np.dtype:
-    return BY_NAME[name]
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

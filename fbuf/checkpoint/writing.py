@@ -1,8 +1,8 @@
-"""Writing a checkpoint: beside what is there, flushed, and then put in place by one rename.
+"""Writing a checkpoint: beside the previous one, flushed, and then committed by one rename.
 
-A checkpoint is a folder with a manifest, and a data folder that only the manifest of that checkpoint names. A new one is
-a new data folder; renaming its manifest over the old one is the moment from which it counts. Before, at any instant, the
-old one is whole, and after it the new one. Files whose bytes were written before are linked, not written again.
+A checkpoint is a folder with a manifest and a data folder, whose name is in the manifest. A save makes a new data folder
+and renames its manifest over the old one: the commit. Before it the old checkpoint is complete, after it the new one.
+Files whose bytes are in the old checkpoint are linked, not written again.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -21,14 +20,11 @@ import jax
 import numpy as np
 
 from fbuf._version import __version__
-from fbuf.checkpoint import direct, manifest
-from fbuf.checkpoint.arrays import Columns, as_bytes
-from fbuf.checkpoint.dtypes import name_of
-from fbuf.checkpoint.errors import CheckpointError
-from fbuf.checkpoint.folder_lock import FolderLock
+from fbuf.checkpoint import files, manifest
+from fbuf.checkpoint.arrays import Columns, as_bytes, as_native, name_of
+from fbuf.checkpoint.fields import CheckpointError
+from fbuf.checkpoint.files import FolderLock
 from fbuf.checkpoint.manifest import FileEntry, Manifest
-from fbuf.checkpoint.threads import at_once
-from fbuf.checkpoint.tree import lower
 
 _OURS = re.compile(rf"{manifest.FOLDER}[0-9a-f]{{16}}|\.{re.escape(manifest.NAME)}\.[0-9a-f]{{16}}\.tmp")
 _SMALL = 1 << 18  # bytes up to which arrays share a file
@@ -38,15 +34,15 @@ class Writing:
     """A checkpoint that is being written. Leaving the context without an error commits it.
 
         with Writing(path) as out:
-            with lock:  # not longer than needed: what follows takes the disk's time
+            with lock:  # only for this call: the flushes that follow take long
                 out.write(tree)
 
-    After an error nothing of it is left, and what was at `path` is as it was. One at a time writes to a path; others wait.
+    After an error nothing of it is left, and the previous checkpoint is unchanged. Other writers to the path wait.
 
     Args:
-        path: a folder; made if it is missing, below one that exists. Other files in it stay. Symbolic links in it are
-            resolved now: what they lead to later does not matter.
-        previous: folders of checkpoints whose files may be linked to, where their bytes are the same.
+        path: a folder; made if it is missing, below one that exists. Other files in it stay. Symbolic links in the path
+            are resolved now; later changes of them have no effect.
+        previous: folders of other checkpoints; files with the same bytes are links to theirs.
 
     Raises:
         FileNotFoundError: the folder above is missing.
@@ -91,11 +87,7 @@ class Writing:
             self._close(failed)
 
     def write(self, tree: Any) -> None:
-        """Have a tree written, up to the page cache: what it was made of may change afterwards.
-
-        A tree is made of dicts with text keys, lists, None, bools, integers of 64 bits, floats, texts, NumPy arrays and
-        `Columns`. TypeError and ValueError for anything else.
-        """
+        """Write a tree, up to the page cache: its arrays may change afterwards. TypeError or ValueError, see `lower`."""
         if self._files:
             raise CheckpointError("a checkpoint is written once")
         small: list[np.ndarray] = []
@@ -106,8 +98,7 @@ class Writing:
             nonlocal taken
             if isinstance(value, Columns):
                 return {"$columns": self._columns(value, jobs)}
-            array = np.asarray(value)
-            array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+            array = as_native(np.asarray(value))
             if array.ndim and (array.nbytes > _SMALL or taken + array.nbytes > manifest.LARGEST):
                 return {"$column": self._columns(Columns([array]), jobs)}
             described = [name_of(array.dtype), list(array.shape), taken]
@@ -116,12 +107,11 @@ class Writing:
             return {"$array": described}
 
         jobs.append(lambda: self._put("small", small))
-        tree = lower(tree, place)
-        self._files = at_once(jobs)
-        self._tree = tree
+        self._tree = manifest.lower(tree, place)
+        self._files = files.at_once(jobs)
 
     def file(self, name: str) -> Path:
-        """The path for a file that the caller writes before the context is left. It is part of the checkpoint."""
+        """The path for a file that the caller writes before the context ends. It becomes part of the checkpoint."""
         self.files.append(manifest.plain(name, "a file of a checkpoint"))
         return self._folder / name
 
@@ -133,7 +123,7 @@ class Writing:
     # ------------------------------------------------------------------ files
 
     def _columns(self, columns: Columns, jobs: list[Callable[[], FileEntry]]) -> list[Any]:
-        """Have columns written; their description."""
+        """Add the jobs that write columns; returns their description."""
         first = len(jobs)
         for place, pieces in enumerate(columns.parts(), first):
             jobs.append(lambda place=place, pieces=pieces: self._put(f"{place:06d}", pieces))  # type: ignore[misc]
@@ -141,9 +131,8 @@ class Writing:
         return [columns.rows, columns.rows_a_file, first, kinds]
 
     def _put(self, name: str, pieces: Sequence[np.ndarray]) -> FileEntry:
-        """Make a file of these bytes, or link one that has them."""
-        # A copy: the bytes that are checked are those that are written, even if the memory is edited meanwhile.
-        content = direct.joined(list(pieces))
+        """Make a file of these bytes, or a link to one that has them."""
+        content = files.joined(pieces)  # a copy: checksum and file agree even if the arrays change meanwhile
         entry = FileEntry(name, content.size, zlib.crc32(content.data))
         path = self._folder / name
         for known in self._known.get((entry.size, entry.checksum), ()):
@@ -153,7 +142,7 @@ class Writing:
                     return entry
                 except OSError:  # on another disk, or linked too often
                     break
-        direct.write_new(path, content)
+        files.write_new(path, content)
         return entry
 
     def _commit(self) -> None:
@@ -161,18 +150,14 @@ class Writing:
             raise CheckpointError("nothing was written to the checkpoint")
         inside, given = self._inside()
         entries = [*self._files, *(_entry(self._folder, name) for name in given)]
-        versions = {
-            "fbuf": __version__,
-            "jax": jax.__version__,
-            "numpy": np.__version__,
-        }
+        versions = {"fbuf": __version__, "jax": jax.__version__, "numpy": np.__version__}
         content = Manifest(self._folder.name, self._tree, entries, versions).encoded()
-        at_once([partial(flush, self._folder / each.name) for each in entries])
+        files.at_once([partial(flush, self._folder / each.name) for each in entries])
         for folder in [*inside, self._folder]:
             flush(folder)
         beside = self.path / f".{manifest.NAME}.{secrets.token_hex(8)}.tmp"
         try:
-            direct.write_new(beside, np.frombuffer(content, np.uint8), flushed=True)
+            files.write_new(beside, np.frombuffer(content, np.uint8), flushed=True)
             os.fsync(self._handle)
             if self._is_first:
                 self._flush_above()
@@ -183,22 +168,22 @@ class Writing:
                 os.unlink(beside)
             raise
         os.fsync(self._handle)
-        with contextlib.suppress(OSError):  # what is left is removed by the next one
+        with contextlib.suppress(OSError):  # the next save removes the rest
             self._sweep(keep=self._folder.name)
 
     def _inside(self) -> tuple[list[Path], list[str]]:
         """Folders that the caller made, the deepest first, and the names of all their files."""
         folders, names = [], list(self.files)
         for above in self.folders:
-            for found, _, files in os.walk(self._folder / above, topdown=False, onerror=_raised):
+            for found, _, inside in os.walk(self._folder / above, topdown=False, onerror=_raised):
                 folders.append(Path(found))
-                names += [str(Path(found, name).relative_to(self._folder)) for name in files]
+                names += [str(Path(found, name).relative_to(self._folder)) for name in inside]
         return folders, names
 
     # ------------------------------------------------------------------ the folder
 
     def _open(self) -> int:
-        """Make the folder if it is missing, and wait for the lock on it; the open folder."""
+        """Make the folder if it is missing, wait for its lock, and return the open folder."""
         while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path)
@@ -215,7 +200,7 @@ class Writing:
             self._made = False  # another writer that failed has removed it meanwhile
 
     def _flush_above(self) -> None:
-        """Flush the name of this folder to the disk: the process that made it may have been killed before."""
+        """Flush the name of this folder to the disk: a process that was killed may have made it."""
         try:
             flush(self.path.parent)
         except PermissionError:
@@ -223,7 +208,7 @@ class Writing:
                 raise
 
     def _current(self) -> str | None:
-        """The current data folder; "" where there is none, None where it cannot be read."""
+        """The name of the current data folder; "" if there is none, None if the manifest cannot be read."""
         try:
             return Manifest.read(self.path).folder
         except FileNotFoundError:
@@ -232,11 +217,11 @@ class Writing:
             return None
 
     def _sweep(self, keep: str | None) -> None:
-        """Remove the files of killed writers, and data folders that are no longer current."""
+        """Remove files of killed writers and data folders of older checkpoints."""
         left = [name for name in os.listdir(self._handle) if _OURS.fullmatch(name) and name != keep]
         if keep is None or not left:
             return
-        os.fsync(self._handle)  # the current manifest may be of a writer that was killed before it did this
+        os.fsync(self._handle)  # a writer that was killed may not have flushed the current manifest
         for name in left:
             if name.startswith("."):
                 with contextlib.suppress(OSError):
@@ -246,7 +231,7 @@ class Writing:
 
     def _close(self, failed: bool) -> None:
         try:
-            # An error, or a signal, may come when the rename was done already: what counts stays.
+            # An error or a signal may come after the rename: a committed checkpoint stays.
             if failed and not (self._placing and self._current() in (self._folder.name, None)):
                 shutil.rmtree(self._folder, ignore_errors=True)
             if failed and self._made:
@@ -258,7 +243,7 @@ class Writing:
 
 
 def _known(folders: Sequence[Path]) -> dict[tuple[int, int], list[Path]]:
-    """Files of checkpoints by size and checksum."""
+    """The files of checkpoints by size and checksum."""
     known: dict[tuple[int, int], list[Path]] = {}
     for folder in dict.fromkeys(folders):
         try:
@@ -277,23 +262,16 @@ def _raised(error: OSError) -> None:
 def _holds(path: Path, content: np.ndarray) -> bool:
     """Whether a file has exactly these bytes."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        with files.opened(path) as (handle, size):
+            at = 0
+            for piece in files.chunks(content.size) if size == content.size else ():
+                files.read_into(handle, piece)
+                if not np.array_equal(piece, content[at : at + piece.size]):
+                    return False
+                at += piece.size
+            return size == content.size
+    except (OSError, EOFError):
         return False
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != content.size:
-            return False
-        at = 0
-        for piece in direct.read(handle, content.size):
-            if not np.array_equal(piece, content[at : at + piece.size]):
-                return False
-            at += piece.size
-        return at == content.size
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
 
 
 def flush(path: Path) -> None:

@@ -24,7 +24,7 @@ from tensordict import (
 )
 from torch import Tensor
 
-from fbuf.checkpoint.dtypes import BY_NAME
+from fbuf.checkpoint.arrays import BY_NAME
 from interop.data.layout import Branch
 from interop.data.tensordicts import entries_of, of_entries, unchecked
 from interop.data.varied import Leaf

@@ -13,7 +13,7 @@ import torch
 
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.arrays import as_bytes, row_bytes
-from fbuf.checkpoint.tree import parse_json
+from fbuf.checkpoint.manifest import parse_json
 from interop.checkpoint.layouts import dtype_stored
 from interop.data.bridge import DTYPES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fbuf.checkpoint import Writing, load
-from fbuf.checkpoint.folder_lock import FolderLock
+from fbuf.checkpoint.files import FolderLock
 from interop.checkpoint.values import decode, encode
 from interop.remote.errors import RemoteError
 

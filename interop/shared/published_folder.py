@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from fbuf.checkpoint import CheckpointCorrupt
-from fbuf.checkpoint.folder_lock import FolderLock
+from fbuf.checkpoint.files import FolderLock
 from fbuf.checkpoint.writing import flush
 
 RECORD = "made_from.json"  # the last file written to a folder

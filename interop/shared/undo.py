@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.checkpoint.errors import CheckpointCorrupt
+from fbuf.checkpoint import CheckpointCorrupt
 from interop.shared.memory import Memory
 from interop.shared.saved_rows import RowBytes, Rows
 from interop.shared.thread_lock import renew_in_children

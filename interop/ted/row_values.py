@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fbuf.checkpoint.threads import at_once
+from fbuf.checkpoint.files import at_once
 
 _HUGE = 1 << 22  # bytes; for less NumPy takes no huge pages, and a thread costs more than it saves
 _PIECE = 1 << 19  # bytes that stay in a cache while they are compared

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, manifest
-from fbuf.checkpoint.tree import dump_json
+from fbuf.checkpoint.manifest import dump_json
 from tests.faults.children import scratch
 from tests.faults.counts import Counts
 from tests.faults.subjects import Maker, Subject, Target, with_subjects

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf.checkpoint import Columns, Writing
-from fbuf.checkpoint.dtypes import BY_NAME
+from fbuf.checkpoint.arrays import BY_NAME
 from tests.fbuf.checkpoint.trees import TREES, any_array, content, loaded, same, save
 
 

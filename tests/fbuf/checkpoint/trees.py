@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fbuf.checkpoint import Columns, StoredColumns, Writing, load
-from fbuf.checkpoint.dtypes import BY_NAME
+from fbuf.checkpoint.arrays import BY_NAME
 
 _SHAPES = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 

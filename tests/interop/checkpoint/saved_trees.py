@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.checkpoint.tree import lift, lower
+from fbuf.checkpoint.manifest import lift, lower
 
 
 def through_json(tree: Any) -> Any:

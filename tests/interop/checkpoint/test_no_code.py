@@ -14,8 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch
-from fbuf.checkpoint.manifest import NAME, Manifest
-from fbuf.checkpoint.tree import dump_json
+from fbuf.checkpoint.manifest import NAME, Manifest, dump_json
 from interop import CompressedListStorage, LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from interop.checkpoint.layouts import class_named
 from interop.checkpoint.plain_values import opened, plain

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint import CheckpointError
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
 from interop.datasets.openx import REPO, OpenXExperienceReplay
 from interop.datasets.openx_stream import SHUFFLED
