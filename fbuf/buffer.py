@@ -26,7 +26,7 @@ from fbuf.writers import RingState, RoundRobin, Writer
 class BufferState:
     """All arrays of a buffer."""
 
-    items: Any  # pytree of [capacity, *lanes, ...]; None in place of the observations that `frames` keep
+    items: Any  # pytree of [capacity, *lanes, ...]; None in place of the observations of `frames`
     ring: Any  # of the writer
     sampler: Any
     trajectories: TrajectoryState | None = None
@@ -39,17 +39,16 @@ class Buffer:
 
     Args:
         capacity: rows.
-        sampler: the rule that names slots, an instance.
+        sampler: the rule that names the slots of batches.
         lanes: shape of the parallel environments in a row; () for single items.
         writer: the rule that names the rows of new items: the oldest, or those of lowest rank (`HighestRanked`).
-        trajectories: where items say to which trajectory they belong, for `frames` and for samplers of several rows like
-            `Slices`.
-        frames: the observations of which each frame is stored once; a rule or a tuple of them.
+        trajectories: the leaves that mark trajectories, for `frames` and `Slices`.
+        frames: the observations whose frames are each stored once; a rule or a tuple of rules.
 
     With `lanes`, a row holds one item of each of several parallel environments: leaves are [capacity, *lanes, ...], and
-    the slot of an item is row * prod(lanes) + lane, so samplers need not know. At most 2^31 - 9 items.
+    the slot of an item is row * prod(lanes) + lane. At most 2^31 - 9 items.
     Donate the state (`jax.jit(step, donate_argnums=0)`, or the carry of a `scan`) and it is written in place.
-    Two buffers built alike are equal, so a jitted function that takes one as a static argument is traced once.
+    Equal arguments make equal buffers, so a jitted function with a static buffer is traced once.
     """
 
     capacity: int
@@ -105,8 +104,8 @@ class Buffer:
     def init(self, example: Any) -> BufferState:
         """An empty buffer for items like `example`: one item without lanes, arrays or `jax.ShapeDtypeStruct`.
 
-        NumPy's 64-bit arrays become 32-bit items where JAX's 64-bit types are off. NotEnoughMemoryError
-        where it would take more than is free (see `plan`), but within a program, which may be asked only for shapes.
+        NumPy's 64-bit arrays become 32-bit items if JAX's 64-bit types are off. NotEnoughMemoryError if the buffer does not
+        fit into free memory (see `plan`); not inside jit, which may ask only for shapes.
         """
         memory_plan.refuse_large(lambda: self._init(example), example, self.capacity * self.items_per_row)
         return self._init(example)
@@ -126,10 +125,7 @@ class Buffer:
         )
 
     def add(self, state: BufferState, item: Any) -> tuple[BufferState, Int[Array, "*lanes"]]:
-        """Write one row of leaves [*lanes, ...]: one item, or one of each lane. Returns the slots taken, -1 for none.
-
-        The same as `extend` with one row. O(1).
-        """
+        """Write one row of leaves [*lanes, ...]: one item, or one of each lane. As `extend` with one row. O(1)."""
         rows = jax.tree.map(lambda leaf: (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None], item)
         state, slots = self.extend(state, rows)
         return state, slots[0]
@@ -137,11 +133,10 @@ class Buffer:
     def extend(
         self, state: BufferState, batch: Any, *, lanes_first: bool = False
     ) -> tuple[BufferState, Int[Array, "n *lanes"] | Int[Array, "*lanes n"]]:
-        """Write a batch of leaves [n, *lanes, ...]; the oldest rows make place. Returns the slots taken, -1 for none.
+        """Write a batch of leaves [n, *lanes, ...] over the oldest rows. Returns the slots, -1 for items not stored.
 
-        With `lanes_first` leaves are [*lanes, n, ...], and slots [*lanes, n]: for data in the order of lanes, then time.
-        Any n gives what n writes of one row would: of more than `capacity` rows the last stay. (But for priorities under
-        `new_items="highest_stored"`.) O(n).
+        With `lanes_first` leaves are [*lanes, n, ...], and slots [*lanes, n]. The result is that of n writes of one row: of
+        more than `capacity` rows the last stay. (Except for priorities with `new_items="highest_stored"`.) O(n).
         """
         self._check(state)
         at = len(self.lanes) if lanes_first else 0
@@ -182,11 +177,11 @@ class Buffer:
         return state.sampler if write is None else self.sampler.written(state.sampler, latest, write)
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
-        """A copy of `batch_size` items with leaves [batch_size, ...], and how they were drawn.
+        """A copy of `batch_size` items with leaves [batch_size, ...], and their draw.
 
-        With `Slices` leaves are [slices, time, ...]. Where nothing can be drawn `draw.valid` is False and the items mean
-        nothing. `key` may be typed or raw. O(batch) inside a program that keeps the state; one that returns it without
-        having it donated copies all items.
+        With `Slices` leaves are [slices, time, ...]. If nothing can be drawn, `draw.valid` is False and the items mean
+        nothing. `key` may be typed or raw. O(batch); but a program that returns the state without donating it copies all
+        items.
         """
         self._check(state)
         batch_size = checks.as_int("batch_size", batch_size)
@@ -205,7 +200,7 @@ class Buffer:
     def update(
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
     ) -> BufferState:
-        """Give items new priorities: one for each slot, or one for all. The sampler says which are refused."""
+        """Give items new priorities: one for each slot, or one for all. The sampler refuses bad ones."""
         self._check(state)
         slots = checks.slots(slots)
         priorities = checks.priorities(priorities, slots.shape)
@@ -213,7 +208,7 @@ class Buffer:
         return dataclasses.replace(state, sampler=self.sampler.update(state.sampler, slots.reshape(-1), flat))
 
     def read(self, state: BufferState, slots: Int[Array, " batch"]) -> Any:
-        """A copy of the items at slots, which must be in range. O(batch). What `frames` cannot put together is zero."""
+        """A copy of the items at slots in range. O(batch). Observations that `frames` cannot rebuild are zeros."""
         self._check(state)
         return self._read(state, checks.slots(slots))
 
@@ -225,15 +220,15 @@ class Buffer:
         return frames.read(self._frames, state.frames, items, state.trajectories, state.ring, slots)
 
     def intact(self, state: BufferState, slots: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
-        """Whether the items at slots, which must be in range, are read as they were written; False only with `frames`."""
+        """Whether reads of the items at slots in range return the written bits; False only with `frames`."""
         self._check(state)
         return frames.intact(state.frames, checks.slots(slots))
 
     def place(self, state: BufferState, slots: Int[Array, "*shape"]) -> Place:
-        """Positions in their trajectories of the items at slots, each of which must hold one. O(slots)."""
+        """Positions in their trajectories of the items at slots in use. O(slots)."""
         self._check(state)
         if state.trajectories is None:
-            raise ValueError("this buffer knows no trajectories: build it with trajectories=fbuf.Trajectories(...)")
+            raise ValueError("this buffer has no trajectories: build it with trajectories=fbuf.Trajectories(...)")
         return trajectories.place(state.trajectories, state.ring, checks.slots(slots))
 
     def slots_of(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
@@ -269,7 +264,7 @@ class Buffer:
         return (self.capacity * self.items_per_row,)
 
     def _check(self, state: BufferState) -> None:
-        """Raise for a state that another buffer made; while tracing, so at no cost to what runs."""
+        """ValueError for the state of another buffer; while tracing, at no cost at run time."""
         checks.belongs(state.items, state.sampler, (self.capacity, *self.lanes), self.sampler, *self._sampled)
         if isinstance(state.ring, RingState) != self.writer.keeps_order:
             raise ValueError("the state was made by a buffer with another writer")
@@ -280,12 +275,12 @@ class Buffer:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _store_some(buffer: Buffer, state: BufferState, ring: Any, rows: Int[Array, " n"], batch: Any) -> BufferState:
-    """The state after a write of those items whose row is not negative."""
+    """The state after a write of the items whose row is not negative."""
     if rows.shape[0] == 0:
         return dataclasses.replace(state, ring=ring)
     kept = rows >= 0
     own = jnp.arange(rows.shape[0], dtype=jnp.int32)
-    source = jnp.where(kept, own, jnp.argmax(kept).astype(jnp.int32))  # the others repeat one that is kept
+    source = jnp.where(kept, own, jnp.argmax(kept).astype(jnp.int32))  # other items repeat one that is kept
     target = rows.at[source].get(mode="promise_in_bounds")
     source, target, some = computed_once((source, target, jnp.any(kept).astype(jnp.int32)))
     slots, sampler = buffer.slots_of(target).reshape(-1), buffer.sampler

@@ -21,7 +21,7 @@ def as_int(name: str, value: Any, least: int = 1) -> int:
 
 
 def rule(name: str, given: Any, kind: type) -> None:
-    """TypeError for a class in place of an instance, or for something without the methods and attributes of `kind`."""
+    """TypeError for a class instead of an instance, or an object without the methods and attributes of `kind`."""
     if isinstance(given, type):
         raise TypeError(f"{name} must be an instance, got the class: write {given.__name__}()")
     needed = [each for each in {**vars(kind), **kind.__annotations__} if not each.startswith("_")]
@@ -33,7 +33,7 @@ def rule(name: str, given: Any, kind: type) -> None:
 def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any, *made_for: int) -> None:
     """ValueError for a state whose shapes are not those of a buffer of `rows` (capacity and lanes) and this sampler.
 
-    `made_for` is what the sampler's `init` takes.
+    `made_for` are the arguments of the sampler's `init`.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(items):
         if leaf.shape[: len(rows)] != rows:
@@ -49,13 +49,13 @@ def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any,
 
 @functools.lru_cache(maxsize=64)
 def _expected(sampler: Any, made_for: tuple[int, ...], widest: Any) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
-    """Structure, shapes and dtypes of a sampler's state, which may differ with the 64-bit setting."""
+    """Structure, shapes and dtypes of the state of a sampler, which depend on the 64-bit setting."""
     state = jax.eval_shape(lambda: sampler.init(*made_for))
     return jax.tree.structure(state), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
 
 
 def slots(given: Any) -> Array:
-    """Slots as int32; those that it cannot hold become -1, which no item has."""
+    """Slots as int32; larger values become -1, the slot of no item."""
     if not isinstance(given, jax.Array):
         given = np.asarray(given)
         given = given.astype(np.int32) if given.size == 0 else given
@@ -72,7 +72,7 @@ def slots(given: Any) -> Array:
 def priorities(given: Any, shape: tuple[int, ...]) -> Array:
     """Priorities as an array of real numbers of this shape, or of one for all. TypeError or ValueError otherwise."""
     if not isinstance(given, jax.Array):
-        with np.errstate(over="ignore"):  # what is too large for JAX's floats becomes infinite, and is refused
+        with np.errstate(over="ignore"):  # too large for JAX's floats: infinite, and refused later
             given = jnp.asarray(given)
     if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"priorities must be real numbers, got {given.dtype}")
@@ -82,7 +82,7 @@ def priorities(given: Any, shape: tuple[int, ...]) -> Array:
 
 
 def item_spec(example: Any) -> Any:
-    """Shape and dtype of each leaf of one item, as JAX will hold them under the present 64-bit setting."""
+    """Shape and dtype of each leaf of one item, as JAX stores them under the current 64-bit setting."""
 
     def spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
@@ -128,29 +128,16 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int
     return length
 
 
-def arrays(batch: Any) -> Any:
-    """The leaves of a batch as JAX arrays. ValueError for NumPy's 64-bit integers that do not survive as 32 bits."""
-    return jax.tree.map(jnp.asarray, fits(batch))
-
-
 def fits(batch: Any) -> Any:
-    """The batch, as it is. ValueError for NumPy's 64-bit integers that do not survive as 32 bits."""
+    """The unchanged batch. ValueError for NumPy's 64-bit integers that do not fit into 32 bits."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if isinstance(leaf, np.ndarray):
             _refuse_overflow(_name(path), leaf)
     return batch
 
 
-def parts(state: Any, count: int, advice: str = "another buffer made it") -> None:
-    """ValueError for a state whose leaves do not begin with a dimension of `count` devices."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if jnp.shape(leaf)[:1] != (count,):
-            name = f"state{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{name} has shape {_shape(jnp.shape(leaf))}, and needs [{count}, ...] here: {advice}")
-
-
 def _refuse_narrowing(name: str, dtype: Any) -> None:
-    """TypeError for a 64-bit type where JAX would make 32 bits of it. (NumPy's arrays follow JAX's custom: they do.)"""
+    """TypeError for a 64-bit type if JAX would convert it to 32 bits. (NumPy arrays are converted, as JAX does.)"""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"{name}: items cannot hold {dtype}; store jax.random.key_data(key)")
     held = jax.dtypes.canonicalize_dtype(dtype)
@@ -159,7 +146,7 @@ def _refuse_narrowing(name: str, dtype: Any) -> None:
 
 
 def _refuse_overflow(name: str, values: np.ndarray) -> None:
-    """ValueError for NumPy's 64-bit integers that do not survive as 32 bits, which JAX makes of them."""
+    """ValueError for NumPy's 64-bit integers that do not fit into the 32 bits that JAX converts them to."""
     held = jax.dtypes.canonicalize_dtype(values.dtype)
     if values.dtype.kind in "iu" and held != values.dtype and values.size:
         low, high, limit = int(values.min()), int(values.max()), np.iinfo(held)

@@ -1,4 +1,4 @@
-"""Observations whose frames are stored once: stacks and next observations are put together when they are read."""
+"""Observations whose frames are stored once. Reads rebuild stacks and next observations."""
 
 import dataclasses
 import functools
@@ -14,57 +14,56 @@ from fbuf import checks, storage, trajectories
 from fbuf.fusion import computed_once, two_or_more
 from fbuf.paths import Path, path_of, required_leaf
 from fbuf.priority_tree import LARGEST
-from fbuf.ring_places import backward, wrapped
 from fbuf.samplers.protocol import Draw
 from fbuf.samplers.slices import Written
 from fbuf.trajectories import TrajectoryState
-from fbuf.writers import RingState
+from fbuf.writers import RingState, backward, wrapped
 
-_FOLLOWS, _LOST = -1, -2  # in place of an entry: the next frame is in the ring, is nowhere
+_FOLLOWS, _LOST = -1, -2  # in place of a final: the next frame is in the ring; it is not stored
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FrameState:
-    """The frames behind one pair of observations; lanes are folded into one dim.
+    """The frames of one pair of observations; lanes are folded into one dim.
 
-    In the table stand, one after the other: a ring of capacity + stack rows, with the newest frame of each lane's items and,
-    behind the last row, its next one; finals, the next frames of items that are not the frame of the item behind it; one
-    frame that means nothing; and one of zeros.
+    The table has four parts: a ring of capacity + stack rows, with the newest frame of each item and, behind the last row,
+    its next frame; the finals, which are next frames that the following item does not have; one frame for writes that do
+    not count; and one of zeros.
     """
 
     table: Array  # [(capacity + stack) * lanes + finals + 2, *frame]
     cursor: Array  # [] int32: the row of the ring behind the last one
-    owner: Array  # [finals + 1] int32: the slot of the item that a final is of
+    owner: Array  # [finals + 1] int32: the slot of the item of each final
     free: Array  # [] int32: the final that is written next
-    final: Array  # [capacity, lanes] int32: which final is of an item, or _FOLLOWS, or _LOST
-    unlike: Array  # [] uint32: items written whose observations were not what the rule makes of their frames
+    final: Array  # [capacity, lanes] int32: the final of each item, or _FOLLOWS, or _LOST
+    unlike: Array  # [] uint32: how many written items had observations that the rule does not make of their frames
 
 
 @dataclasses.dataclass(frozen=True)
 class Frames:
-    """Two leaves of an item, an observation and the next one, of whose stacks each frame is stored once.
+    """Two leaves of an item, an observation and the next one, whose stacked frames are each stored once.
 
-    Items are extended and sampled as ever; kept are, of `obs` the newest frame, and of `next_obs` that of the items with
-    which trajectories end. The rest is read from the rows around an item in its trajectory.
+    The buffer stores the newest frame of `obs`, and that of `next_obs` for items at the end of trajectories. Reads take
+    the other frames from neighbouring rows of the trajectory.
 
     Args:
         obs: path of the leaf, as in `Trajectories`: its newest frame is the last along `axis`.
         next_obs: path of the leaf with the observation after the step, of the same shape and dtype.
         stack: frames in an observation; with 1 it is one frame, and has no axis of frames.
         axis: of the stack, in one observation; frames of several entries along it are concatenated.
-        padding: what stands before the first frame of a trajectory: "first" for that frame again, "zero" for zeros.
-        finals: of how many ends the next frame is remembered; an eighth of the items by default, at least 8.
+        padding: the frames before the first one of a trajectory: "first" for that frame again, "zero" for zeros.
+        finals: for how many ends the next frame is kept; an eighth of the items by default, at least 8.
 
-    What is read is bit for bit what was written, or the draw says that it is not: `valid` is False, or with `Slices`
-    `mask` from that step on, and the observations are zeros (`Buffer.intact` says so of any item). This is so for
+    Reads return the written bits. If they cannot, `draw.valid` is False, or with `Slices` `draw.mask` from that step on;
+    the observations are zeros, and `Buffer.intact` is False. That happens to
 
-    - an item that ended a trajectory, once `finals` later ones have ended; with as many finals as items, never. An item
-      whose next observation is not the observation of the item behind it counts as an end here.
-    - an item whose stacks are not what the rule makes of the frames of its trajectory: among the first `stack - 1` where a
-      recording began in the midst of an episode, after `clear` for instance. `FrameState.unlike` counts them.
+    - an item that ended a trajectory, after `finals` later ones have ended; with as many finals as items, never. An item
+      whose next observation is not the observation of the following item counts as an end here.
+    - an item whose stacks are not those that the rule makes of the frames of its trajectory: one of the first `stack - 1`
+      if a recording begins inside an episode, for example after `clear`. `FrameState.unlike` counts them.
 
-    Reading costs O(batch * stack) frames, and so does writing, which reads the rows again to compare them.
+    Reads and writes cost O(batch * stack) frames; a write reads the rows again to compare them.
     """
 
     obs: Any = "obs"
@@ -85,7 +84,7 @@ class Frames:
             object.__setattr__(self, "finals", checks.as_int("finals", self.finals))
 
     def init(self, capacity: int, lanes: int, obs: Any, next_obs: Any) -> FrameState:
-        """No frames, for two leaves of an item. TypeError or ValueError where they are not as they must be."""
+        """An empty state for two leaves of an item. TypeError or ValueError for leaves that do not fit."""
         if (obs.shape, obs.dtype) != (next_obs.shape, next_obs.dtype):
             raise ValueError(
                 f"obs={self.obs!r} is {obs.dtype}{list(obs.shape)}, next_obs={self.next_obs!r} is "
@@ -107,7 +106,7 @@ class Frames:
         )
 
     def entries(self, items: int) -> int:
-        """The number of ends whose next frame is kept."""
+        """For how many ends the next frame is kept."""
         return min(max(items // 8, 8), items) if self.finals is None else self.finals
 
     def _frame_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -129,7 +128,7 @@ class Frames:
         return jax.ShapeDtypeStruct(tuple(shape), state.table.dtype)
 
     def frames(self, obs: Array, dims: int) -> Array:
-        """The frames [..., stack, *frame] of observations with some leading dims."""
+        """The frames [..., stack, *frame] of observations with `dims` leading dims."""
         if self.stack == 1:
             return jnp.expand_dims(obs, dims)
         axis = self.axis % (obs.ndim - dims) + dims
@@ -137,7 +136,7 @@ class Frames:
         return jnp.moveaxis(apart, axis, dims)
 
     def stacked(self, frames: Array, dims: int) -> Array:
-        """Observations of such frames."""
+        """The inverse of `frames`."""
         if self.stack == 1:
             return jnp.squeeze(frames, dims)
         axis = self.axis % (frames.ndim - 1 - dims) + dims
@@ -146,7 +145,7 @@ class Frames:
 
 
 def init(rules: tuple[Frames, ...], capacity: int, lanes: int, item: Any) -> tuple[Any, tuple[FrameState, ...]]:
-    """The rest of an item, without the observations of the rules, and empty states. TypeError or ValueError otherwise."""
+    """An item without the observations of the rules, and empty states. TypeError or ValueError if it has none."""
     rest, pairs = _apart(rules, item)
     return rest, tuple(rule.init(capacity, lanes, *pair) for rule, pair in zip(rules, pairs, strict=True))
 
@@ -161,7 +160,7 @@ def belong(rules: tuple[Frames, ...], states: tuple[FrameState, ...], capacity: 
 
 
 def whole(rules: tuple[Frames, ...], states: tuple[FrameState, ...], rest: Any, lead: tuple[int, ...]) -> Any:
-    """The stored items with shape and dtype, [*lead, ...], of the observations that are not kept as a whole."""
+    """The stored items, with shape and dtype, [*lead, ...], in place of the observations."""
     wide = []
     for rule, state in zip(rules, states, strict=True):
         leaf = rule.leaf(state)
@@ -172,7 +171,7 @@ def whole(rules: tuple[Frames, ...], states: tuple[FrameState, ...], rest: Any, 
 def write(
     rules: tuple[Frames, ...], states: tuple[FrameState, ...], batch: Any, write: Written | None
 ) -> tuple[Any, tuple[FrameState, ...]]:
-    """The rest of a batch, and the states after the write; `write` is None without rows. O(rows * stack)."""
+    """The batch without observations, and the states after the write; `write` is None without rows. O(rows * stack)."""
     rest, pairs = _apart(rules, batch)
     if write is not None:
         each = zip(rules, states, pairs, strict=True)
@@ -188,14 +187,14 @@ def read(
     ring: RingState,
     slots: Int[Array, "*shape"],
 ) -> Any:
-    """The items at slots, which must be in range, from their rest and their frames. O(slots * stack)."""
+    """The items at slots in range, with their observations. O(slots * stack)."""
     each = zip(rules, states, strict=True)
     slots = slots.astype(jnp.int32)
     return _together(rules, rest, [_read(rule, state, index, ring, slots) for rule, state in each])
 
 
 def intact(states: tuple[FrameState, ...], slots: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Whether the items at slots, which must be in range, are read as they were written; zeros are read otherwise."""
+    """Whether reads of the items at slots in range return the written bits; otherwise they return zeros."""
     slots, found = slots.astype(jnp.int32), jnp.ones(slots.shape, jnp.bool_)
     for state in states:
         found &= _is_intact(state, slots, _final(state, slots))
@@ -227,7 +226,7 @@ def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write
     newest, following = (rule.frames(leaf, 2)[:, :, -1] for leaf in (obs, next_obs))
     lane = jnp.arange(lanes, dtype=jnp.int32)[None]
 
-    seen = min(kept + 1, capacity)  # the kept rows, and the one before where it stays
+    seen = min(kept + 1, capacity)  # the kept rows, and the previous row if it stays
     rows = _moved(write.ring.cursor, capacity - seen + jnp.arange(seen, dtype=jnp.uint32), capacity)
     number = write.after.number.at[rows].get(mode="promise_in_bounds")
     base = _moved(state.cursor, jnp.uint32((write.count - stored) % size), size)
@@ -235,11 +234,11 @@ def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write
     last = following[write.count - kept :]
     if seen > kept:
         promised = state.table.at[state.cursor * lanes + lane[0]].get(mode="promise_in_bounds")
-        base, promised, held = computed_once((base, promised, held))  # read before they are written over
+        base, promised, held = computed_once((base, promised, held))  # read before they are overwritten
         last = jnp.concatenate([promised[None], last])
     leaves = jnp.concatenate([number[1:] != number[:-1], ~write.after.is_open[None]])
     kind = write.after.kind.at[number % capacity, lane].get(mode="promise_in_bounds")
-    # Where its next frame is not that of the row behind it; which may show only when that is written.
+    # Rows whose next frame is not that of the following row, which may be known only when that row is written.
     ends = leaves.at[:-1].set(leaves[:-1] | ~_equal(last[:-1], newest[write.count - seen + 1 :], 2))
     if seen > kept:
         ends = ends.at[0].set(ends[0] & write.before.is_open)
@@ -271,7 +270,7 @@ def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write
 def _read(
     rule: Frames, state: FrameState, index: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]
 ) -> tuple[Array, Array]:
-    """The two observations of the items at slots; zeros where they are not intact."""
+    """The two observations of the items at slots; zeros if they are not intact."""
     final = _final(state, slots)
     places = _places(rule, state, index, ring, slots, final)
     places = computed_once(jnp.where(_is_intact(state, slots, final)[..., None], places, state.table.shape[0] - 1))
@@ -281,7 +280,7 @@ def _read(
 def _places(
     rule: Frames, state: FrameState, index: TrajectoryState, ring: RingState, slots: Array, final: Array
 ) -> Int[Array, "*shape frames"]:
-    """Places in the table of the frames of items, the oldest first, and of their next frame."""
+    """The places in the table of the frames of items, the oldest first, and of their next frame."""
     (capacity, lanes), stack = state.final.shape, rule.stack
     size, zeros = capacity + stack, state.table.shape[0] - 1
     row, lane = slots // lanes, (slots % lanes)[..., None]
@@ -296,7 +295,7 @@ def _places(
 
 
 def _are_frames(rule: Frames, state: FrameState, obs: Array, places: Int[Array, "rows lanes stack"]) -> Array:
-    """Which of the last observations equal the frames in the table; that their newest does is known."""
+    """Which of the last observations equal the frames in the table. The newest frame is not compared."""
     older = rule.frames(obs[obs.shape[0] - places.shape[0] :], 2)[:, :, :-1]
     return _equal(state.table.at[places[..., :-1]].get(mode="promise_in_bounds"), older, 2)
 
@@ -319,9 +318,10 @@ def _is_intact(state: FrameState, slots: Array, final: Array) -> Array:
 def _claimed(
     state: FrameState, ends: Bool[Array, "rows lanes"], at_once: Bool[Array, "rows lanes"]
 ) -> tuple[Int[Array, "rows lanes"], Int[Array, ""]]:
-    """Finals for the rows that end, an unused one for the others; and the next free one.
+    """A final for each row that is an end, the spare one for other rows; and the next free final.
 
-    In the order in which ends are seen: with the row, or with the next one. Of too many the last get one.
+    Finals are taken in the order in which ends are known: with the row, or with the next one. If there are too few, the
+    last ends get one.
     """
     room = state.owner.size - 1
     turns = jnp.stack([ends & at_once, ends & ~at_once], 1)
@@ -333,7 +333,7 @@ def _claimed(
 
 
 def _put(table: Array, entry: Int[Array, "rows lanes"], values: Array) -> Array:
-    """The table with values at entries; those that come more than once mean nothing."""
+    """The table with values at entries. Values at repeated entries do not count."""
     at, values = two_or_more((entry.reshape(-1), values.reshape(entry.size, *values.shape[2:])))
     return table.at[at].set(values, mode="promise_in_bounds")
 
@@ -348,7 +348,7 @@ def _equal(left: Array, right: Array, dims: int) -> Array:
 
 
 def _moved(row: Array, steps: Array, size: int) -> Array:
-    """Rows at most `size` steps on, around the ring. No sum passes 2^32."""
+    """Rows at most `size` steps on, around the ring. No sum overflows."""
     return wrapped(row.astype(jnp.uint32) + steps, size)
 
 
@@ -356,7 +356,7 @@ def _moved(row: Array, steps: Array, size: int) -> Array:
 
 
 def _apart(rules: tuple[Frames, ...], item: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """An item or batch with None in place of its observations; these, two for each rule. ValueError if one is missing."""
+    """An item or batch with None in place of observations, and these, two for each rule. ValueError if one is missing."""
     if not rules:
         return item, []
     leaves, structure = jax.tree.flatten(item)
@@ -378,7 +378,7 @@ def _together(rules: tuple[Frames, ...], rest: Any, pairs: Sequence[tuple[Any, A
 
 
 def _leaves(rules: tuple[Frames, ...], structure: Any) -> list[tuple[int, int]]:
-    """The numbers of the leaves that the rules name, two each."""
+    """The numbers of the leaves of each rule, two each."""
     numbered: Any = jax.tree.unflatten(structure, range(structure.num_leaves))
     found = [(_leaf(numbered, "obs", rule.obs), _leaf(numbered, "next_obs", rule.next_obs)) for rule in rules]
     if len({place for pair in found for place in pair}) < 2 * len(found):

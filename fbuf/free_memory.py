@@ -1,5 +1,6 @@
 """How much memory is free: of this machine, of a device, of a disk."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,24 +14,33 @@ _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.us
 
 
 def at(place: str) -> int | None:
-    """Bytes free at a place; None where that is not known.
+    """Bytes free at a place; None if that is not known.
 
-    A place is "cpu" for the memory of this machine, the path of a folder, which need not be there yet, for the disk that
-    it is on, or a device as JAX prints it, such as "cuda:0".
+    A place is "cpu" for the memory of this machine, a folder, existing or not, for its disk, or a device as JAX prints
+    it, such as "cuda:0".
     """
     if place == HOST:
         return of_machine()
-    return of_disk(place) if place.startswith("/") else _of_device(place)
+    if place.startswith("/"):
+        return of_disk(place)
+    for device in jax.devices():
+        if str(device) == place and {"bytes_limit", "bytes_in_use"} <= (stats := device.memory_stats() or {}).keys():
+            return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
+    return None
 
 
 def of_machine() -> int | None:
-    """What this process can still have: free memory, droppable caches and swap, within the limits of its cgroups.
+    """Free memory for this process: free and droppable pages and swap, within the limits of its cgroups.
 
-    All installed memory where the system does not report what is free.
+    All installed memory if the system does not report what is free.
     """
-    reported = _reported()
-    found = [_installed() if reported is None else reported, *_limits()]
-    return min((each for each in found if each is not None), default=None)
+    found, reported = list(_limits()), _fields(Path("/proc/meminfo"))
+    if "MemAvailable:" in reported:
+        found.append(1024 * (reported["MemAvailable:"] + reported.get("SwapFree:", 0)))
+    else:
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(found, default=None)
 
 
 def of_disk(folder: str) -> int:
@@ -46,37 +56,14 @@ def place_of(device: jax.Device) -> str:
     return HOST if device.platform == "cpu" else str(device)
 
 
-def _of_device(place: str) -> int | None:
-    for device in jax.devices():
-        if str(device) == place:
-            stats = device.memory_stats() or {}
-            if "bytes_limit" in stats and "bytes_in_use" in stats:
-                return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
-    return None
-
-
-def _reported() -> int | None:
-    """What Linux reports as free."""
-    fields = _fields(Path("/proc/meminfo"))
-    kilobytes = fields.get("MemAvailable:")
-    return None if kilobytes is None else 1024 * (kilobytes + fields.get("SwapFree:", 0))
-
-
-def _installed() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
 def _limits() -> Iterator[int]:
-    """Bytes that each cgroup of this process, and each above it, leaves."""
+    """Free bytes of each cgroup of this process, and of each above it. File caches count as free."""
     for folder in _folders():
         for limit, usage in _FILES:
-            most, used = _number(folder / limit), _number(folder / usage)
-            if most is not None and used is not None:
+            most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
+            if most.isdigit() and used.isdigit():  # "max" is no limit
                 held = _fields(folder / "memory.stat")
-                yield most - used + held.get("active_file", 0) + held.get("inactive_file", 0)
+                yield int(most) - int(used) + held.get("active_file", 0) + held.get("inactive_file", 0)
 
 
 def _folders() -> Iterator[Path]:
@@ -86,12 +73,6 @@ def _folders() -> Iterator[Path]:
             root = _CGROUPS / "memory" if kinds else _CGROUPS
             below = Path(path.lstrip("/"))
             yield from (root / each for each in (below, *below.parents))
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, or "max"."""
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """Loops that XLA:CPU compiles to one kernel, and values that XLA computes once.
 
-Each kernel of a program costs XLA:CPU a microsecond or more, and a program of more than about 1,000 operations is handed
+Each kernel of a program costs XLA:CPU a microsecond or more, and XLA hands a program of more than about 1,000 operations
 to another thread. A loop is one kernel if an iteration moves less than 1,024 bytes and neither scatters, sorts nor calls
-out. So small work is written here as a loop over entries. On a GPU, and under `jax.vmap`, where an iteration grows with
-what is mapped, the same is computed by operations on whole arrays.
+out. So small work is a loop over entries on the CPU. On a GPU, and under `jax.vmap`, where an iteration grows with the
+mapped axis, the same result comes from operations on whole arrays.
 
-A function that may be called outside of any program has `@jax.jit`: its loop would be compiled anew in every call.
+A function that may be called outside of jit has `@jax.jit`. Otherwise each call would compile its loop again.
 """
 
 import functools
@@ -32,7 +32,7 @@ _READS = 2  # of one iteration of `zero_after_reading`
 
 
 def one_kernel_loop(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[..., T]:
-    """`loop` on the CPU, `whole` on other devices, under `jax.vmap` and where derivatives are taken: the same values.
+    """`loop` on the CPU; `whole` on other devices, under `jax.vmap` and for derivatives. Both return the same values.
 
     Both take pytrees of arrays and close over none.
     """
@@ -67,7 +67,7 @@ def one_kernel_loop(loop: Callable[..., T], whole: Callable[..., T]) -> Callable
 
 @functools.lru_cache(maxsize=256)  # JAX finds by the function what it compiled for a call outside of any program
 def _branches(loop: Callable[..., T], whole: Callable[..., T]) -> tuple[Callable[..., T], Callable[..., T]]:
-    """`loop`, and `whole` as a function that is only traced where a program for its device is compiled."""
+    """`loop`, and `whole` wrapped so that JAX traces it only when it compiles for another device."""
     traced_once = jax.jit(loop, inline=True)
 
     def later(*operands: Any) -> T:
@@ -90,9 +90,9 @@ def map_entries(
 ) -> T:
     """`function(tables, shared, place, *entries)` of each entry of arrays [count, ...], stacked.
 
-    On the CPU, for 2 to `most` entries, in a loop that is one kernel: of a loop XLA counts the operations of one iteration.
-    Otherwise by `jax.vmap`, and with `settled` by `computed_once`, as the loop is. The function closes over no array;
-    `shared` is a few numbers that every iteration needs; it reads `tables`, of any size, by slices.
+    On the CPU, for 2 to `most` entries, it is a loop of one kernel. Otherwise it is `jax.vmap`, with `settled` followed by
+    `computed_once`, which the loop implies. The function closes over no array. `shared` holds a few numbers for every
+    iteration; the function reads `tables`, of any size, by slices.
     """
     looped, vectorized = _forms(function, count, settled)
     if not 1 < count <= most:  # a loop of one iteration is none
@@ -122,23 +122,23 @@ def _looped(function: Callable[..., T], count: int, tables: Any, shared: Any, *a
 
 
 def entry(array: Array, place: Array) -> Array:
-    """The entry at a place along the first axis, which is in range; as a slice, which a loop can read."""
+    """The entry at a place in range along the first axis, as a slice, which a loop can read."""
     return part(array, place, 1)[0]
 
 
 def part(array: Array, start: Array, count: int) -> Array:
-    """`count` entries from a place along the first axis on, which are in range."""
+    """`count` entries from a place along the first axis on, all in range."""
     # Unsigned: for a signed place JAX adds the test whether it counts from the end.
     return jax.lax.dynamic_slice_in_dim(array, start.astype(jnp.uint32), count, 0)
 
 
 def put(array: Array, value: Array, place: Array) -> Array:
-    """The array with a value at a place along the first axis, which is in range; written in place in a loop."""
+    """The array with a value at a place in range along the first axis; in a loop it is written in place."""
     return jax.lax.dynamic_update_index_in_dim(array, value.astype(array.dtype), place.astype(jnp.uint32), 0)
 
 
 def gather(array: Array, places: Array) -> Array:
-    """Small entries at places, [n], along the first axis, which are in range. O(n).
+    """Small entries at places in range, [n], along the first axis. O(n).
 
     XLA:CPU splits a gather from a large array between threads, however few are gathered, and waking one takes longer.
     """
@@ -152,7 +152,7 @@ def _read(table: Array, _shared: Any, _k: Array, place: Array) -> Array:
 
 
 def is_few(count: int) -> bool:
-    """Whether a loop over so many entries is faster on the CPU than kernels over all."""
+    """Whether a loop over this many entries is faster on the CPU than kernels over all."""
     return 1 < count <= _FEW
 
 
@@ -162,7 +162,7 @@ def two_or_more(entries: T) -> T:
 
 
 def divmod_unsigned(number: Array, by: int | Array) -> tuple[Array, Array]:
-    """Quotient and rest of an integer that is not negative; `//` and `%` of a signed one are twenty operations each."""
+    """Quotient and remainder of an integer of at least 0; `//` and `%` of a signed one are twenty operations each."""
     unsigned = jnp.dtype(f"uint{8 * number.dtype.itemsize}")
     dividend = number.astype(unsigned)
     divisor = jnp.broadcast_to(jnp.asarray(by).astype(unsigned), number.shape)
@@ -170,16 +170,16 @@ def divmod_unsigned(number: Array, by: int | Array) -> tuple[Array, Array]:
 
 
 def zero_after(value: Array) -> Array:
-    """A zero that depends on a value: for the start of a loop and for the arrays that it fills.
+    """A zero that depends on a value, for the start of a loop and for the arrays that it fills.
 
-    Of more than eight kernels that could start, XLA:CPU hands half to another thread, which takes 50 to 100 microseconds
-    to wake; constant results and counters could all start. And XLA takes a loop of a known single iteration for no loop.
+    If more than eight kernels are ready, XLA:CPU hands half to another thread, which takes 50 to 100 microseconds to wake;
+    constant results and counters would all be ready. And XLA unrolls a loop that is known to have a single iteration.
     """
     return opaque_zero(word_of(value.reshape(-1)[0]))
 
 
 def opaque_zero(word: Array) -> Array:
-    """A zero that no compiler can fold: of a number and the next one is even."""
+    """A zero that no compiler can fold: the product of a number and the next one is even."""
     return (word * (word + 1) & 1).astype(jnp.int32)
 
 
@@ -193,10 +193,10 @@ def word_of(value: Array) -> Array:
 
 
 def zero_after_reading(count: int, word: Callable[[Array], Array], zero: Array) -> Array:
-    """A zero that depends on `word(k)` for each k below `count`, and on `zero`: it prefetches the memory of the words.
+    """A zero that depends on `word(k)` for each k below `count`, and on `zero`: prefetches the memory of the words.
 
     A loop that only reads keeps many cache misses in flight. XLA stores a dozen counters and addresses in each iteration,
-    which fill the store buffer: so one iteration makes several reads.
+    which fill the store buffer, so one iteration makes several reads.
     """
     together = min(_READS, count)
 
@@ -208,9 +208,9 @@ def zero_after_reading(count: int, word: Callable[[Array], Array], zero: Array) 
 
 
 def loop_variant(values: T, step: Array) -> T:
-    """The same numbers, but XLA cannot prove that they are the same in every iteration, and hoists nothing out of the loop.
+    """The same numbers, but XLA cannot prove them constant and hoists nothing out of the loop.
 
-    Otherwise each operation on a loop's constants is a kernel in front of it.
+    A hoisted operation would be a kernel in front of the loop.
     """
     zero = opaque_zero(step.astype(jnp.uint32))
 
@@ -225,12 +225,12 @@ def loop_variant(values: T, step: Array) -> T:
 
 @jax.jit
 def computed_once(values: T) -> T:
-    """The same arrays, kept from being fused into what uses them; all are there before one of them is used.
+    """The same arrays, as a barrier against fusion: all are computed before one of them is used.
 
-    XLA fuses the arithmetic behind an index into every gather and scatter that takes it: random bits, or a search, are
-    then repeated for each leaf and each level of a tree. And a read that is fused into a later use comes after a write
-    in place, for which XLA copies the whole array. On the CPU `jax.lax.optimization_barrier` is gone before fusion is
-    decided. A loop is not. Cost: one kernel on the CPU, and a nanosecond or two an element.
+    XLA fuses the arithmetic behind an index into every gather and scatter that takes it, and so repeats random bits or a
+    search for each leaf and each level of a tree. And a read that is fused into a later use comes after a write in place,
+    so XLA copies the whole array. On the CPU `jax.lax.optimization_barrier` disappears before fusion, a loop does not.
+    Cost: one kernel on the CPU, and a nanosecond or two an element.
     """
     leaves, structure = jax.tree.flatten(values)
     most = max((leaf.size for leaf in leaves), default=0)
@@ -253,7 +253,7 @@ def _moved_one_by_one(flat: list[Array]) -> list[Array]:
 
 
 def _inverted_twice(values: T) -> T:
-    """Integers into their complement, floats into their negative, and back: also in a loop, by whole arrays."""
+    """Invert integers or negate floats, twice, in a loop over whole arrays."""
 
     def invert(held: Array) -> Array:
         return jnp.negative(held) if jnp.issubdtype(held.dtype, jnp.floating) else jnp.invert(held)

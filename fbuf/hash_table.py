@@ -21,7 +21,7 @@ _CLIP = "clip"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HashTableState:
-    """Keys and items by slot, in the order in which keys first came, and where each key is found."""
+    """Keys and items by slot, in the order of insertion, and the hash table of slots."""
 
     size: Array  # [] int32: slots in use, always 0 to size - 1
     entries: Array  # [power of two, at least 2 * capacity] int32: slots, or _EMPTY
@@ -60,28 +60,28 @@ class HashTable:
     ) -> tuple[HashTableState, Int[Array, " batch"], Bool[Array, " batch"]]:
         """Store items under keys. Of equal keys in a batch the last wins.
 
-        Returns the slot of each key, and whether it is stored. New keys that come when the table is full are not, and have
-        the slot -1. A batch of more keys than `capacity` may be inserted one by one.
+        Returns the slot of each key, and whether it is stored. A new key of a full table is not stored; its slot is -1. The
+        keys of a batch that is larger than `capacity` may be inserted one by one.
         """
         if not self._length(state, keys, items):
             return state, jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.bool_)
         return _insert(state, keys, items)
 
     def find(self, state: HashTableState, keys: PyTree) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-        """The slot of each key, and whether it is stored; -1 where it is not."""
+        """The slot of each key, -1 if it is not stored, and whether it is stored."""
         if not self._length(state, keys):
             return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.bool_)
         slots = _find(state, keys)
         return slots, slots >= 0
 
     def read(self, state: HashTableState, slots: Int[Array, " batch"]) -> PyTree:
-        """A copy of the items at slots; of slots out of range that of the nearest one."""
+        """A copy of the items at slots. Slots out of range are clipped."""
         return storage.read(state.items, jnp.clip(checks.slots(slots), 0, self.capacity - 1))
 
     def update(
         self, state: HashTableState, keys: PyTree, items: PyTree
     ) -> tuple[HashTableState, Int[Array, " batch"], Bool[Array, " batch"]]:
-        """Store items under those keys that are stored. Of equal keys the last wins. Returns the slots and which were."""
+        """Replace the items of stored keys. Of equal keys the last wins. Returns the slots, and which keys are stored."""
         if not self._length(state, keys, items):
             return state, jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.bool_)
         return _update(state, keys, items)
@@ -141,7 +141,7 @@ def _insert(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTab
     slots = jnp.where(new, numbers.at[owner].get(mode=_CLIP), found)
     valid = slots < capacity
     stored = first & valid
-    # Where some found no room all claims are taken back, and made again without these: a key may lie behind one of them.
+    # If some keys have no room, all claims are undone and made again without them: another key may lie behind such a key.
     full = ~valid.all()
     entries = state.entries.at[jnp.where(full & first, places, no_place)].set(_EMPTY, mode="drop")
     again = full & stored
@@ -159,7 +159,7 @@ def _insert(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTab
 
 
 def _twice(function: Any, state: HashTableState, *batch: Any) -> tuple[HashTableState, Array, Array]:
-    """A batch of one row as two equal ones: XLA makes a slice of a scatter of one row, and then copies what it is put in."""
+    """A batch of one row as two equal rows: XLA turns a scatter of one row into a slice, and then copies the table."""
     state, slots, valid = function(state, *jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, 0), batch))
     return state, slots[:1], valid[:1]
 
@@ -170,12 +170,12 @@ def _slots_at(state: HashTableState, places: Array) -> Array:
 
 
 def _write(state: HashTableState, slots: Array, places: Array, items: PyTree) -> HashTableState:
-    """Items at slots, none where the slot is -1; of equal slots the last. The entries at places find the last."""
+    """Write items at slots that are not -1; of equal slots the last wins. The entries at places find the last one."""
     rows, places = jnp.arange(len(slots), dtype=jnp.int32), jnp.where(slots < 0, len(state.entries), places)
     entries = state.entries.at[places].set(-1, mode="drop").at[places].max(rows, mode="drop")
     last = entries.at[places].get(mode=_CLIP)
     at = jnp.where((slots >= 0) & (last == rows), slots, state.hashes.shape[0])
-    equal = slots.at[last].get(mode=_CLIP)  # to slots; but XLA sees that the entries are read before they are written
+    equal = slots.at[last].get(mode=_CLIP)  # equal to slots, but XLA sees that entries are read before they are written
     return dataclasses.replace(
         state,
         entries=entries.at[places].set(equal, mode="drop"),
@@ -191,11 +191,11 @@ def _probe(
     *,
     claims: bool,
 ) -> tuple[HashTableState, Int[Array, " batch"]]:
-    """The place in the entries of each active key, or an empty one if it is not stored.
+    """The place of each active key in the entries, or an empty place if the key is not stored.
 
-    With `claims` a new key takes the empty entry: it is then `capacity` + its row. Rows that reach an empty entry in one
-    iteration compete for it and the first wins. Rows with equal keys take the same steps and end at the same place. The
-    loops carry the arrays that they only read, behind a barrier: XLA copies what a loop closes over if it is written later.
+    With `claims` a new key takes the empty entry, which then is `capacity` + its row. If several rows reach an empty entry
+    in one iteration, the first wins. Rows with equal keys take the same steps and end at the same place. The loops carry
+    arrays that they only read, behind a barrier: XLA copies an array that a loop closes over if it is written later.
     """
     capacity, mask = state.hashes.shape[0], len(state.entries) - 1
     rows = jnp.arange(len(words), dtype=jnp.int32)

@@ -11,8 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from fbuf.fusion import computed_once, two_or_more, zero_after
 from fbuf.paths import leaf_at, path_of, required_leaf
-from fbuf.ring_places import count_up
-from fbuf.writers import Writer
+from fbuf.writers import Writer, count_up
 
 FANOUT = 128
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
@@ -21,21 +20,21 @@ _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HighestRankedState:
-    """The ranks of what is stored."""
+    """The ranks of the stored items."""
 
     size: Array  # [] int32: rows in use, always 0 to size - 1
-    written: Array  # [2] uint32: low and high word of how many items were ever accepted
-    refused: Array  # [] uint32: items whose rank was NaN
-    ranks: tuple[Array, ...]  # by row, the highest value where no item is; then the least of each 128, and so on
+    written: Array  # [2] uint32: how many items were ever accepted, low and high word
+    refused: Array  # [] uint32: how many items had rank NaN
+    ranks: tuple[Array, ...]  # by row, the highest value for empty rows; then the minima of each 128, and so on
 
 
 @dataclasses.dataclass(frozen=True)
 class HighestRanked(Writer):
-    """Rows in order until all are in use; then a new item takes the row of the lowest rank, if its own is higher.
+    """Rows in order until all are in use; then a new item replaces the item of lowest rank, if its own rank is higher.
 
-    Of equal lowest ranks the lowest row is taken; an item of equal rank is not accepted, and one of rank NaN is refused
-    (`state.refused`). Any number of items at once gives what one after the other would: `Buffer.extend` returns slot -1
-    for those that were not accepted, or had to make place for a later one of the same batch.
+    Of equal lowest ranks the lowest row is taken. An item of equal rank is not accepted, and one of rank NaN is refused
+    (`state.refused`). A batch has the same result as its items one by one: `Buffer.extend` returns slot -1 for items that
+    were not accepted, or were replaced by a later item of the batch.
 
     `rank` is the path of a leaf that holds one real number an item: a key, or a tuple of keys, fields and places.
 
@@ -51,7 +50,7 @@ class HighestRanked(Writer):
         object.__setattr__(self, "rank", path_of("rank", self.rank, root=True))
 
     def init(self, capacity: int, item: Any) -> HighestRankedState:
-        """State over `capacity` empty rows for items like `item`. ValueError or TypeError where it has no such rank."""
+        """State over `capacity` empty rows for items like `item`. ValueError or TypeError if it has no such rank."""
         leaf = required_leaf("rank", item, self.rank)
         if not hasattr(leaf, "dtype"):
             raise ValueError(f"rank={self.rank!r} must lead to a leaf, got {type(leaf).__name__}")
@@ -72,7 +71,7 @@ class HighestRanked(Writer):
         state, appended = _append(state, ranks, number, capacity)
         state, rows = _displace(state, ranks, number & (appended < 0))
         rows = jnp.where(appended < 0, rows, appended)
-        # Ranks of a row only rise: an item whose rank is no longer there had to make place.
+        # Ranks of a row only rise: if the row has another rank, a later item has replaced this one.
         held = state.ranks[0].at[jnp.maximum(rows, 0)].get(mode=_CLIP)
         refused = state.refused + jnp.sum(~number, dtype=jnp.uint32)
         return dataclasses.replace(state, refused=refused), jnp.where(held == ranks, rows, -1)
@@ -95,14 +94,14 @@ def _empty(capacity: int, dtype: Any) -> HighestRankedState:
 
 
 def _highest(dtype: Any) -> Any:
-    """The highest value of a rank. It fills the entries without an item, which are behind those of items and never found."""
+    """The highest value of a rank. It fills entries without an item, which come last and are never found."""
     return np.asarray(np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max, dtype)
 
 
 def _append(
     state: HighestRankedState, ranks: Shaped[Array, " count"], number: Bool[Array, " count"], capacity: int
 ) -> tuple[HighestRankedState, Int[Array, " count"]]:
-    """The first items into the rows that are free; and which rows they took, -1 for none. O(count)."""
+    """Put the first items into free rows; returns the row of each item, -1 for none. O(count)."""
     count = ranks.shape[0]
     place = jnp.cumsum(number, dtype=jnp.int32) - 1
     free = capacity - state.size
@@ -126,7 +125,7 @@ def _append(
 def _displace(
     state: HighestRankedState, ranks: Shaped[Array, " count"], asking: Bool[Array, " count"]
 ) -> tuple[HighestRankedState, Int[Array, " count"]]:
-    """Items one after the other into the row of the lowest rank, each if its own is higher; and which rows they took."""
+    """Replace items of lowest rank, one by one, by items of higher rank; returns the row of each item, -1 for none."""
     count = ranks.shape[0]
     lowest = jnp.min(state.ranks[-1])
     asking &= ranks > lowest  # the lowest rank only rises
@@ -151,7 +150,7 @@ def _displace(
 
 
 def _replace_lowest(levels: tuple[Array, ...], rank: Array) -> tuple[Int[Array, ""], tuple[Array, ...]]:
-    """Put a rank in place of the lowest one, of equal ones the first; and where that is. O(log)."""
+    """Replace the lowest rank, of equal ones the first; returns its row. O(log)."""
     node, families = jnp.int32(0), []
     for level in reversed(levels):
         family = jax.lax.dynamic_slice(level, (node * FANOUT,), (FANOUT,))
@@ -162,7 +161,7 @@ def _replace_lowest(levels: tuple[Array, ...], rank: Array) -> tuple[Int[Array, 
     for _, child, family in reversed(families):
         values.append(value)
         value = jnp.min(jnp.where(jnp.arange(FANOUT) == child, value, family))
-    # All is read before anything is written, or each level would be copied.
+    # A barrier: all reads come before the writes, or XLA would copy each level.
     entries, values = computed_once(([entry for entry, _, _ in reversed(families)], values))
     changed = [
         jax.lax.dynamic_update_slice(level, value[None], (entry,))

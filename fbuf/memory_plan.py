@@ -1,4 +1,4 @@
-"""Plan the memory of a buffer, array by array, before anything is allocated."""
+"""The memory of a buffer, array by array, before anything is allocated."""
 
 import dataclasses
 import errno
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf import checks, free_memory
 
 _SMALL = 1 << 26  # bytes of a buffer below which free memory is not asked for
-_A_SLOT = 64  # bytes that the sampler and the index of trajectories take at most for one, but for wider samplers
+_A_SLOT = 64  # bytes of a slot in the sampler and the trajectories, roughly
 _MOST_NAMED = 4  # keys in an error
 
 
@@ -36,11 +36,11 @@ class Share:
 
     part: str  # "items", "sampler", ...
     key: str  # its path there
-    place: str  # whose memory it is, see `free_memory.at`
-    bytes: int | None  # None: known only when it is there
+    place: str  # of its memory, see `free_memory.at`
+    bytes: int | None  # None: not known before it is written
     shape: tuple[int, ...] | None = None
     dtype: str = ""
-    counts: Literal["always", "in a call", "at most"] = "always"  # "at most": as it is used, and perhaps never
+    counts: Literal["always", "in a call", "at most"] = "always"  # "at most": grows with use
 
     @property
     def name(self) -> str:
@@ -48,10 +48,8 @@ class Share:
 
     def row(self) -> tuple[str, ...]:
         """The cells of its row in a table."""
-        shape, count = (
-            ("" if self.shape is None else str(list(self.shape))),
-            str("?" if self.bytes is None else self.bytes),
-        )
+        shape = "" if self.shape is None else str(list(self.shape))
+        count = "?" if self.bytes is None else str(self.bytes)
         text = size_text(self.bytes) + ("" if self.counts == "always" else f" {self.counts}")
         return self.part, self.key, shape, self.dtype, self.place, count, text
 
@@ -65,33 +63,33 @@ class Plan:
 
     @classmethod
     def of(cls, shares: Iterable[Share], free_at: Callable[[str], int | None] | None = None) -> "Plan":
-        """A plan with what is free now, by default as `free_memory.at` says."""
+        """A plan with the memory that is free now, by default from `free_memory.at`."""
         shares, free_at = tuple(shares), free_at or free_memory.at
         return cls(shares, {place: free_at(place) for place in dict.fromkeys(share.place for share in shares)})
 
     @property
     def total(self) -> int:
-        """Bytes of all that is allocated from the first write on, as far as they are known."""
+        """Bytes of all shares that are always allocated, as far as they are known."""
         return sum(self.by_part.values())
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Names of shares whose size is not known before they are written; the total does not include them."""
+        """Names of shares whose size is not known yet; the total does not include them."""
         return tuple(share.name for share in self.shares if share.bytes is None)
 
     @property
     def by_part(self) -> dict[str, int]:
-        """Bytes of the items, of the sampler and so on."""
+        """Bytes by part: items, sampler and so on."""
         return self._sums(lambda share: share.part, "always")
 
     @property
     def by_key(self) -> dict[str, int]:
-        """Bytes of each array, by part and path."""
+        """Bytes by array, named by part and path."""
         return self._sums(lambda share: share.name, "always")
 
     @property
     def needed(self) -> dict[str, int]:
-        """Bytes at each place, including those that are needed only during a call."""
+        """Bytes by place, including those that are needed only during a call."""
         return self._sums(lambda share: share.place, "always", "in a call")
 
     def _sums(self, of: Callable[[Share], str], *counts: str) -> dict[str, int]:
@@ -102,7 +100,7 @@ class Plan:
         return found
 
     def check(self) -> "Plan":
-        """The plan. NotEnoughMemoryError where a place has less than is needed; of a disk NotEnoughDiskError."""
+        """The plan itself. NotEnoughMemoryError if a place has less than is needed; NotEnoughDiskError for a disk."""
         for place, needed in self.needed.items():
             free = self.free.get(place)
             if free is not None and needed > free:
@@ -144,10 +142,10 @@ class Plan:
 
 
 def plan(buffer: Any, example: Any, *, device: jax.Device | None = None) -> Plan:
-    """The memory that `buffer.init(example)` would allocate, to the byte, on a device, by default where JAX makes arrays.
+    """The memory that `buffer.init(example)` would allocate, to the byte, on a device, by default JAX's default device.
 
-    Takes no memory itself. Of a `Mixture` too. A program that has the state donated takes no more than this and what it
-    makes of its batch; without donation each write makes the whole state anew.
+    Allocates nothing. `buffer` may be a `Mixture`. A program with a donated state needs this memory and that of its batch;
+    without donation each write copies the whole state.
     """
     if device is None:
         with jax.ensure_compile_time_eval():
@@ -167,7 +165,7 @@ def shares_of(state: Any, place: str) -> list[Share]:
 
 
 def refuse_large(init: Callable[[], Any], example: Any, slots: int) -> None:
-    """NotEnoughMemoryError for a state that does not fit; not within a program, which may only ask for shapes."""
+    """NotEnoughMemoryError for a state that does not fit; not inside jit, which may ask only for shapes."""
     item = checks.item_spec(example)
     about = slots * (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item)) + _A_SLOT)
     if about < _SMALL or isinstance(probe := jnp.zeros(()), jax.core.Tracer):
@@ -176,7 +174,7 @@ def refuse_large(init: Callable[[], Any], example: Any, slots: int) -> None:
 
 
 def size_text(count: int | None) -> str:
-    """Bytes as people read them."""
+    """Bytes for people, such as 1.5 GiB."""
     if count is None:
         return "?"
     size, unit = float(count), "B"

@@ -20,28 +20,27 @@ from fbuf.samplers import Draw, Slices
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MixtureDraw(Draw):
-    """How a batch was drawn. Slots are those of the buffer that a row came from; chances are those in the mixture."""
+    """The draw of a mixture. Slots are those of the member of a row; probabilities are those in the mixture."""
 
-    member: Int[Array, " batch"] = dataclasses.field(kw_only=True)  # which buffer a row came from
+    member: Int[Array, " batch"] = dataclasses.field(kw_only=True)  # the number of the buffer of each row
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Several buffers that are written one by one and sampled together: demonstrations and new experience, many tasks.
+    """Several buffers that are written one by one and sampled together, such as demonstrations and new experience.
 
     Args:
-        buffers: the members. Their items are alike; capacities, lanes, samplers and writers need not be.
-        shares: what part of a batch each gives, up to a factor; equal parts by default.
-        drawn: False: each gives a fixed number of rows, in the order of members. Shares are rounded so that the numbers
-            add up: down, and then up for those that lost most, of equal ones the first. A member with nothing to draw
-            leaves its rows invalid. True: each row's member is drawn, independently (to 2^-24 of the shares); what has
-            nothing to draw leaves its share to the others. This reads a whole batch from every member, and takes no
-            sampler that returns each item once, since most of what it returned would be lost.
-        counts: in place of shares the fixed number of rows themselves (of items, for `Slices`).
+        buffers: the members. Their items are alike; capacities, lanes, samplers and writers may differ.
+        shares: the part of a batch from each member, up to a factor; equal parts by default.
+        drawn: False: each member gives a fixed number of rows, in the order of members, rounded by largest remainders. The
+            rows of a member without items are invalid. True: the member of each row is drawn, independently (to 2^-24 of
+            the shares), among members with items. This reads a whole batch from every member. It refuses samplers
+            without replacement, because it would discard most of their items.
+        counts: instead of shares, the fixed numbers of rows (of items, for `Slices`).
 
-    States are a tuple, one for each member: replace one of them to write to it. A row's probability is its member's part
-    of the batch (of its valid rows) times its chance there, so `importance_weights` weigh against a uniform draw from all
-    members' items together.
+    The state is a tuple with a state for each member: replace one of them to write to it. The probability of a row is the
+    part of its member among the valid rows times the probability there, so `importance_weights` correct towards a uniform
+    draw from the items of all members together.
     """
 
     buffers: tuple[Buffer, ...]
@@ -92,7 +91,7 @@ class Mixture:
         return self.shares or self.counts or (1.0,) * len(self.buffers)
 
     def init(self, example: Any) -> tuple[BufferState, ...]:
-        """Empty members for items like `example`."""
+        """The states of empty members for items like `example`."""
         return tuple(buffer.init(example) for buffer in self.buffers)
 
     def size(self, states: tuple[BufferState, ...]) -> Int[Array, ""]:
@@ -103,7 +102,7 @@ class Mixture:
     def sample(
         self, states: tuple[BufferState, ...], key: Array, batch_size: int
     ) -> tuple[tuple[BufferState, ...], Any, MixtureDraw]:
-        """A copy of `batch_size` items, and how they were drawn. See `Buffer.sample`. O(batch), times members if drawn."""
+        """A copy of `batch_size` items and their draw. See `Buffer.sample`. O(batch), times members if `drawn`."""
         self._check(states)
         batch_size = checks.as_int("batch_size", batch_size)
         unit = _unit(self.buffers[0].sampler)[0]
@@ -136,8 +135,8 @@ class Mixture:
     ) -> tuple[BufferState, ...]:
         """Give the items of a draw new priorities: one for each row, or one for all.
 
-        Rows that are not valid are ignored, and so are those of members that keep no priorities: TypeError if none does.
-        O(batch * log capacity) for each member.
+        Rows that are not valid are ignored, and so are rows of members without priorities. TypeError if no member has
+        priorities. O(batch * log capacity) for each member.
         """
         self._check(states)
         keeping = [i for i, buffer in enumerate(self.buffers) if buffer.sampler.keeps_priorities]
@@ -148,13 +147,13 @@ class Mixture:
         after = list(states)
         for i in keeping:
             own = draw.valid & (draw.member == i)
-            # What is not its own is no refused priority of this member's either.
+            # A bad priority of another member must not count as refused here.
             given = jnp.where(own, priorities, jnp.ones((), priorities.dtype))
             after[i] = self.buffers[i].update(states[i], jnp.where(own, slots, -1), given)
         return tuple(after)
 
     def _check(self, states: tuple[BufferState, ...]) -> None:
-        """Raise for states of another mixture; the members check their own."""
+        """ValueError for the states of another mixture. Members check their own states."""
         if len(states) != len(self.buffers):
             raise ValueError(f"one state for each of {len(self.buffers)} buffers is needed, got {len(states)}")
 
@@ -174,7 +173,7 @@ def _require_alike(parts: list[tuple[Any, Draw]], numbers: list[int]) -> None:
 
 
 def _unit(sampler: Any) -> tuple[int, ...]:
-    """Items of `batch_size` that make a row of the batch; for slices also those in front."""
+    """The items of a row of the batch: 1, or the length and burn_in of slices."""
     return (sampler.length, sampler.burn_in) if isinstance(sampler, Slices) else (1,)
 
 
@@ -200,7 +199,7 @@ def _rows_of_all(parts: list[tuple[Any, Draw]], numbers: list[int]) -> tuple[Any
 
 
 def _rows_of_drawn(parts: list[tuple[Any, Draw]], shares: Sequence[float], key: Array) -> tuple[Any, MixtureDraw]:
-    """Each row of one of the parts, drawn with these shares among those that have any."""
+    """Each row from one part, drawn with these shares among the parts with items."""
     draws = [draw for _, draw in parts]
     some = jnp.stack([jnp.any(draw.valid) for draw in draws])
     weights = jnp.where(some, jnp.asarray(np.asarray(shares) / max(shares), jnp.float32), 0)
@@ -235,7 +234,7 @@ def _of_rows(draw: Draw) -> dict[str, Any]:
 
 
 def _joined(rows: dict[str, Any], draws: list[Draw], taking_part: Array, member: Array) -> MixtureDraw:
-    """One draw of these rows. Its smallest chance and size are those of the members that take part."""
+    """One draw of these rows, with the smallest probability and the size of the members that take part."""
     smallest = jnp.stack([draw.smallest.astype(rows["probability"].dtype) for draw in draws])
     sizes = jnp.stack([draw.size for draw in draws])
     least = jnp.min(jnp.where(taking_part, smallest, jnp.inf))

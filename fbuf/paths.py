@@ -1,4 +1,4 @@
-"""Leaves of an item by path: a key, or a tuple of keys of dicts, names of fields, and places."""
+"""Leaves of an item by path: a key, or a tuple of keys of dicts, field names and indices."""
 
 import operator
 from typing import Any
@@ -7,7 +7,7 @@ Path = tuple[str | int, ...]
 
 
 def path_of(name: str, given: Any, *, root: bool = False) -> Path:
-    """The path as a tuple. TypeError for anything else; () is a path where the item itself may be the leaf (`root`)."""
+    """The path as a tuple. TypeError for anything else. With `root` the path () means the item itself."""
     path = given if isinstance(given, tuple) else (given,)
     if not ((path or root) and all(type(step) in (str, int) for step in path)):
         raise TypeError(f"{name} must be a key, or a tuple of keys, got {given!r}")
@@ -15,7 +15,7 @@ def path_of(name: str, given: Any, *, root: bool = False) -> Path:
 
 
 def required_leaf(name: str, item: Any, path: Path) -> Any:
-    """The leaf at a path of an item. ValueError where there is none, naming the option that has the path."""
+    """The leaf at a path of an item. ValueError if there is none, with the name of the option."""
     try:
         return leaf_at(item, path)
     except (KeyError, IndexError, TypeError, AttributeError) as error:

@@ -95,7 +95,7 @@ def get(tree: PriorityTree, slots: Int[Array, " batch"]) -> Float[Array, " batch
 
 
 def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Array, " batch"]:
-    """Slots of any integer type as int32, with `other` for those outside [0, capacity)."""
+    """Slots of any integer type as int32; those outside [0, capacity) become `other`."""
     if slots.dtype.itemsize < 4:
         slots = slots.astype(jnp.int32)
     return jnp.where((slots >= 0) & (slots < capacity), slots, other).astype(jnp.int32)
@@ -104,8 +104,8 @@ def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Arra
 def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, Int[Array, " batch"]]:
     """For each entry the position of the last entry with the same slot, without sorting. O(batch).
 
-    JAX leaves the order of a scatter with equal indices open. Here equal indices either write equal values or meet in a
-    maximum, so every backend agrees. `scratch` is any float array that the slots index; it comes back with marks at
+    The order of a scatter with equal indices is undefined in JAX. Here equal indices either write equal values or meet in
+    a maximum, so every backend agrees. `scratch` is any float array that the slots index; it is returned with marks at
     these slots, which the caller overwrites. Exact up to 2^24 entries (float32) or 2^53 (float64).
     """
     count = slots.shape[0]
@@ -120,7 +120,7 @@ def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, I
 def set_last(
     table: Array, slots: Int[Array, " batch"], values: Float[Array, " batch"]
 ) -> tuple[Array, Float[Array, " batch"]]:
-    """The table with values at slots, which are in range, of equal ones the last; and what then stands at each. O(batch)."""
+    """Set a table at slots in range; of equal slots the last wins. Returns it and its values at the slots. O(batch)."""
     few = 0 < slots.shape[0] <= _IN_LOOPS
     return (one_kernel_loop(_set_in_order, _set_winners) if few else _set_winners)(table, slots, values)
 
@@ -142,8 +142,8 @@ def update(
 ) -> PriorityTree:
     """Set values. Of equal slots the last wins; slots out of range and values that are negative or not finite are ignored.
 
-    `settled` says that equal slots come with equal values, which saves settling them. Values are held to the largest
-    one whose total over all slots stays finite. O(batch * log capacity).
+    Pass `settled` if equal slots have equal values; it is faster. Values are limited to the largest one whose total over
+    all slots is finite. O(batch * log capacity).
     """
     if slots.ndim != 1 or values.shape != slots.shape:
         raise ValueError(f"one value for each slot of [batch] is needed, got {values.shape} for {slots.shape}")
@@ -154,7 +154,7 @@ def update(
 
 
 def accepted(tree: PriorityTree, slots: Array, values: Array) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
-    """Slots and values as `update_accepted` takes them: what is to be ignored goes to an entry that belongs to no slot."""
+    """Checked slots and values for `update_accepted`. Ignored entries go to the spare leaf, with value 0."""
     spare, values = tree.leaves.size - 1, values.astype(tree.leaves.dtype)
     at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, spare), spare)
     return at, jnp.where(at < spare, jnp.minimum(values, _highest_value(tree)), 0)
@@ -162,7 +162,7 @@ def accepted(tree: PriorityTree, slots: Array, values: Array) -> tuple[Int[Array
 
 @functools.partial(jax.jit, static_argnames="settled")
 def update_accepted(tree: PriorityTree, at: Array, values: Array, *, settled: bool = False) -> PriorityTree:
-    """`update`, of two slots or more and values that are checked."""
+    """`update` for two slots or more, after `accepted`."""
     if at.shape[0] > _IN_LOOPS:
         return _update_whole(settled, tree, at, values)
     return one_kernel_loop(_update_in_loops, functools.partial(_update_whole, settled))(tree, at, values)
@@ -192,7 +192,7 @@ def fill(tree: PriorityTree, values: Float[Array, " capacity"]) -> PriorityTree:
 
 
 def _highest_value(tree: PriorityTree) -> float:
-    """The largest value of which every slot could hold one without an infinite total."""
+    """The largest value that every slot may hold without an infinite total."""
     return float(np.finfo(tree.leaves.dtype).max) / (2 * tree.leaves.size)
 
 
@@ -202,12 +202,11 @@ def find(
 ) -> Int[Array, " batch"]:
     """Slots where the running sum of values passes `mass`; never an empty one unless all are.
 
-    `low` is added to `mass` exactly, below the precision of one float: a random mass needs it, because 24 random bits
-    cannot tell 10^7 slots apart. A mass at or above the total, or NaN, finds the last slot that is not empty.
+    `low` is added to `mass` exactly, below the precision of one float. A random mass needs it: 24 random bits cannot
+    distinguish 10^7 slots. A mass at or above the total, or NaN, finds the last slot that is not empty.
 
-    Sums are rounded, each by 2^-24 of itself in float32: where a slot's share of the mass begins is off by a few 2^-24
-    of the total, which neighbours win or lose. Items that weigh less than that beside the total need float64.
-    O(batch * log capacity).
+    Sums are rounded, in float32 by 2^-24 of themselves, so borders between slots shift by a few 2^-24 of the total. Values
+    below that part of the total need float64. O(batch * log capacity).
     """
     mass = mass.astype(tree.sums.dtype)
     low = jnp.broadcast_to(jnp.asarray(low, mass.dtype), mass.shape)
@@ -217,16 +216,16 @@ def find(
 def placed(
     total: Float[Array, ""], mass: Float[Array, " batch"], low: Float[Array, " batch"]
 ) -> Float[Array, "batch 2"]:
-    """Masses and what is below their precision as `find_placed` takes them."""
+    """Masses for `find_placed`: a float and its rest below the precision of a float."""
     inside = (mass < total) | ((mass == total) & (low < 0))
-    # Twice any total: what is left of it in each level is still more than the level holds.
+    # Twice any total: the rest of it is larger than the sum of each level.
     mass, low = jnp.where(inside, mass, np.finfo(mass.dtype).max), jnp.where(inside, low, 0)
     return jnp.stack(two_sum(mass, low), -1)
 
 
 @jax.jit
 def find_placed(tree: PriorityTree, masses: Float[Array, "batch 2"]) -> Int[Array, " batch"]:
-    """`find`, of masses that are prepared."""
+    """`find` for masses from `placed`."""
     place = jnp.zeros(masses.shape[0], jnp.int32), masses[:, 0], masses[:, 1]
     if not 0 < masses.shape[0] <= _FOUND_IN_LOOPS:
         return _find_whole(tree, place)
@@ -237,7 +236,7 @@ def find_placed(tree: PriorityTree, masses: Float[Array, "batch 2"]) -> Int[Arra
 def find_rest(
     tree: PriorityTree, masses: Float[Array, "batch 2"]
 ) -> tuple[Int[Array, " batch"], Float[Array, "batch 2"]]:
-    """`find_placed`, and what is left of each mass in the slot that was found: the mass to be found in a tree below it."""
+    """`find_placed`, and the rest of each mass within the found slot, for a tree below it."""
     slots, *rest = _descended(tree, (jnp.zeros(masses.shape[0], jnp.int32), masses[:, 0], masses[:, 1]))
     return slots, jnp.stack(rest, 1)
 
@@ -290,7 +289,7 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _choose(children: Array, node: Array, mass: Array, low: Array) -> tuple[Array, Array, Array]:
-    """The child of each node into which its mass falls, and the mass left over in that child."""
+    """The child of each node into which its mass falls, and the rest of the mass within that child."""
     running, reach = children[:, 0], _reach(mass, low)
     child, before = jnp.zeros_like(node), jnp.zeros_like(mass)
     for k in range(1, FANOUT):
@@ -301,7 +300,7 @@ def _choose(children: Array, node: Array, mass: Array, low: Array) -> tuple[Arra
 
 
 def _reach(mass: Array, low: Array) -> Array:
-    """The largest running sum that mass + low has passed: the mass, the float below it for a negative low, or zero."""
+    """The largest float at or below mass + low: the mass, or the float below it if `low` is negative; at least zero."""
     bits = jax.lax.bitcast_convert_type(mass, f"int{8 * mass.dtype.itemsize}")
     return jnp.where(mass > 0, jnp.where(low < 0, jax.lax.bitcast_convert_type(bits - 1, mass.dtype), mass), 0)
 

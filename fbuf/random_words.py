@@ -15,22 +15,22 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def pairs(key: Array, count: int, *, another: bool = False) -> tuple[UInt32[Array, " count"], UInt32[Array, " count"]]:
-    """Two independent words of 32 random bits for each of `count`. The key, typed or raw, is used once. O(count).
+    """`count` pairs of independent words of 32 random bits. The key, typed or raw, is used once. O(count).
 
-    With `another`, others than without: for a second use of the key.
+    With `another` they are different words, for a second use of the key.
     """
     return pairs_at(words_of(key), jnp.arange(count, dtype=jnp.uint32), another)
 
 
 def words_of(key: Array) -> UInt32[Array, "2"]:
-    """The two words of a Threefry key; of a key of another generator two words that this draws."""
+    """The two words of a Threefry key; for another generator two words that it draws."""
     if jax.random.key_impl(key) != "threefry2x32":
         return jax.random.bits(key, (2,), jnp.uint32)
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
 
 def pairs_at(words: UInt32[Array, "2"], places: UInt32[Array, " n"], another: bool) -> tuple[Array, Array]:
-    """The pairs that stand at some places of `pairs`."""
+    """Some entries of `pairs`."""
     return threefry(words, places, jnp.full(places.shape, _ANOTHER if another else 0, jnp.uint32))
 
 

@@ -1,4 +1,4 @@
-"""Discounted sums of the rewards that follow a step in its trajectory: of n steps, or of all."""
+"""Discounted returns from each step of a trajectory on: of n steps, or of all."""
 
 import dataclasses
 import functools
@@ -20,9 +20,9 @@ class NStep:
     """The return of a step: `returns + discount * value` of the observation after the step `last`."""
 
     returns: Array  # float: r[t] + gamma * r[t + 1] + ..., over `steps` rewards
-    steps: Array  # int32: how many there are, from 1 to n; 0 where the step is not valid
-    discount: Array  # float: gamma ** steps; 0 where the last of them terminated, or the step is not valid
-    last: Array  # int32: where the last of them is, along time; of a ring, its slot
+    steps: Array  # int32: how many rewards, from 1 to n; 0 if the step is not valid
+    discount: Array  # float: gamma ** steps; 0 if the last step terminated, or the step is not valid
+    last: Array  # int32: the last step, along time; in a ring its slot
 
 
 def n_step(
@@ -37,18 +37,18 @@ def n_step(
 ) -> NStep:
     """Returns of up to n steps from every step on; never across an end. The end of the array is one, too.
 
-    Leaves have the shape of the rewards, of which `axis` is time. 16-bit floats are summed as float32, and `returns` rounded
-    once; integers become floats. O(steps * log n), and one trace for all gammas.
+    Leaves have the shape of the rewards; `axis` is time. 16-bit floats are summed as float32, and `returns` rounded once;
+    integers become floats. O(steps * log n), and one trace for all gammas.
 
     Args:
         rewards: [..., time], earned in the step.
-        ends: bool, as large: a trajectory ends with this step, whether it terminated or was cut short.
-        gamma: discount, [] or as large as the rewards; it may be traced.
+        ends: bool, of this shape: the trajectory ends with this step, terminated or cut short.
+        gamma: discount, [] or of this shape; it may be traced.
         n: steps, an int.
-        terminated: bool, as large: it ends in a terminal state, and nothing is to be added: `discount` is 0.
-        valid: bool, as large: False for padding, which no return reaches into.
+        terminated: bool, of this shape: the trajectory ends in a terminal state, so `discount` is 0.
+        valid: bool, of this shape: False for padding, which no return includes.
 
-    For windows of a buffer (`Slices(length=n, least=1)`) `valid` is their mask and the first column is what they are for.
+    For windows of a buffer (`Slices(length=n, least=1)`) `valid` is their mask; the first column has their returns.
     """
     n = checks.as_int("n", n)
     axis, held, gamma, ends, over, there = _along_time(rewards, ends, gamma, terminated, valid, axis)
@@ -72,11 +72,10 @@ def n_step(
 def n_step_of_slots(
     slots: Int[Array, "*shape"], rewards: Array, index: TrajectoryState, ring: RingState, gamma: Any, n: int
 ) -> NStep:
-    """Returns of up to n steps from stored items on, which are of the shape of the slots; `last` are slots.
+    """Returns of up to n steps from stored items on, in the shape of the slots; `last` are slots.
 
-    Never across the end of a trajectory, nor the place where the ring is written: the newest item of a trajectory that goes
-    on is the last one. O(slots * n), whatever the number of items. With `Frames`, `buffer.intact(state, found.last)` says of
-    which `last` all frames are still there.
+    They never cross the end of a trajectory or the cursor of the ring. O(slots * n), whatever the number of items. With
+    `Frames`, `buffer.intact(state, found.last)` is True for each `last` whose frames are all stored.
 
     Args:
         slots: of stored items.
@@ -129,10 +128,10 @@ def returns_to_go(
 ) -> Array:
     """Discounted returns to go from every step on: G[t] = r[t] + gamma * G[t + 1], and r[t] where the trajectory ends.
 
-    Arguments are as for `n_step`. With `values`, as large as the rewards, those of the observations after the steps,
-    G[t] = r[t] + gamma * values[t] where a trajectory is cut short: at an end that did not terminate, before padding, and
-    at the end of the array. 0 where a step is not valid. O(steps): one after the other on the CPU, elsewhere in O(log steps)
-    rounds, the same but for rounding.
+    Arguments are as for `n_step`. `values`, in the shape of the rewards, are those of the observations after the steps.
+    With them G[t] = r[t] + gamma * values[t] where a trajectory is cut short: at an end that did not terminate, before
+    padding, and at the end of the array. 0 for a step that is not valid. O(steps): step by step on the CPU, elsewhere in
+    O(log steps) rounds, with other rounding.
     """
     axis, held, gamma, ends, over, there = _along_time(rewards, ends, gamma, terminated, valid, axis)
     stops = ends | ~there | ~_shifted(there, 1, False)
@@ -145,14 +144,14 @@ def returns_to_go(
 
 
 def _one_by_one(earned: Array, gamma: Array, stops: Array) -> Array:
-    """G[t] = earned[t] + gamma[t] * G[t + 1], the last term only where nothing stops."""
+    """G[t] = earned[t] + gamma[t] * G[t + 1]; G[t] = earned[t] at stops."""
 
     def body(ahead: Array, step: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
         now, discount, stop = step
         found = now + jnp.where(stop, 0, (gamma if discount is None else discount) * ahead)
         return found, found
 
-    # A discount for all is no array of the loop: it would be read for every step.
+    # A single discount is not an array of the loop, which would read it for every step.
     steps = (earned, None if gamma.ndim == 0 else gamma, stops)
     by_time = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), steps)
     found = jax.lax.scan(body, jnp.zeros(earned.shape[:-1], earned.dtype), by_time, reverse=True)[1]
@@ -165,7 +164,7 @@ def _by_halves(earned: Array, gamma: Array, stops: Array) -> Array:
     def join(later: tuple[Array, ...], earlier: tuple[Array, ...]) -> tuple[Array, ...]:
         found, discount, stop = earlier
         return (
-            found + jnp.where(stop, 0, discount * later[0]),  # not a product with 0: what is behind an end may be NaN
+            found + jnp.where(stop, 0, discount * later[0]),  # not a product with 0: rewards behind an end may be NaN
             jnp.where(stop, 0, discount * later[1]),
             stop | later[2],
         )
@@ -175,7 +174,7 @@ def _by_halves(earned: Array, gamma: Array, stops: Array) -> Array:
 
 
 def _windows(one: tuple[Array, Array, Array, Array], n: int) -> tuple[Array, Array, Array, Array]:
-    """Windows of n steps from windows of one: return, discount, steps, and whether more steps could follow."""
+    """Windows of n steps from windows of one: return, discount, steps, and whether the trajectory goes on."""
 
     def join(first: tuple[Array, ...], second: tuple[Array, ...], by: int) -> tuple[Array, Array, Array, Array]:
         returns, discount, steps, goes_on = first
@@ -206,7 +205,7 @@ def _shifted(leaf: Array, by: int, fill: Any) -> Array:
 def _along_time(
     rewards: Any, ends: Any, gamma: Any, terminated: Any, valid: Any, axis: int
 ) -> tuple[int, Array, Array, Array, Array, Array]:
-    """The axis, and the arguments with time as the last one: rewards, gamma, ends, terminated, valid."""
+    """The axis, and the arguments with time as last axis: rewards, gamma, ends, terminated, valid."""
     shape = jnp.shape(rewards)
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"axis={axis} is to be that of time in rewards of shape {list(shape)}")
@@ -245,5 +244,5 @@ def _kept(rewards: Any) -> Any:
 
 
 def _summed(rewards: Any) -> Any:
-    """The dtype in which they are summed."""
+    """The dtype of sums."""
     return jnp.promote_types(_kept(rewards), jnp.float32)

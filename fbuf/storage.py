@@ -14,20 +14,18 @@ from fbuf.fusion import (
     computed_once,
     divmod_unsigned,
     entry,
-    loop_variant,
     one_kernel_loop,
     opaque_zero,
     put,
     word_of,
     zero_after,
 )
-from fbuf.ring_places import wrapped
+from fbuf.writers import wrapped
 
 _AT_ONCE = 192  # bytes of a row that one iteration may read: XLA counts them four times, against its 1,024
 _BLOCK = 32  # rows that are prefetched before they are copied
 _LINE = 64  # bytes the memory gives at once
 _FEW = 1024  # rows up to which one thread that prefetches is faster
-_MANY = 64  # rows from which on a loop that writes them is
 
 
 def init(capacity: int, lanes: tuple[int, ...], example: Any) -> Any:
@@ -36,13 +34,13 @@ def init(capacity: int, lanes: tuple[int, ...], example: Any) -> Any:
 
 
 def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = False) -> Any:
-    """Items with batch at rows, which are in range. In place when `items` is donated. O(batch).
+    """Items with batch at rows in range. In place when `items` is donated. O(batch).
 
-    Rows are all different; or `repeating`, equal ones then with equal items.
+    All rows are different. With `repeating` rows may be equal, if their items are equal, too.
     """
 
     def scatter(kept: Array, new: Array) -> Array:
-        if rows.shape == (1,):  # XLA would ask again whether the row is in range, in three kernels
+        if rows.shape == (1,):  # XLA would test again that the row is in range, in three kernels
             return put(kept, jnp.asarray(new)[0], rows[0])
         return kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating)
 
@@ -51,40 +49,18 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
 
 @jax.jit
 def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
-    """Items with batch at the rows from the first on around the ring, at most all. Small ones one by one on the CPU."""
-    leaves, structure = jax.tree.flatten(items)
-    new = [jnp.asarray(leaf).astype(kept.dtype) for leaf, kept in zip(jax.tree.leaves(batch), leaves, strict=True)]
-    few = bool(new) and _MANY <= new[0].shape[0] <= _FEW
-    for group in _groups(leaves, ()):
-        chosen, given = [leaves[i] for i in group], [new[i] for i in group]
-        small = few and _row_bytes(chosen[0], ()) <= _AT_ONCE
-        chosen = (one_kernel_loop(_put_around, _all_around) if small else _all_around)(chosen, first, given)
-        for i, leaf in zip(group, chosen, strict=True):
-            leaves[i] = leaf
-    return jax.tree.unflatten(structure, leaves)
-
-
-def _all_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
-    rows = _around(first, jnp.arange(new[0].shape[0], dtype=jnp.uint32), leaves[0].shape[0])
-    held: list[Array] = write(leaves, rows, new)
-    return held
-
-
-def _put_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
-    def body(k: Array, held: list[Array]) -> list[Array]:
-        row = _around(loop_variant(first, k), k.astype(jnp.uint32), held[0].shape[0])
-        return [put(leaf, entry(given, k), row) for leaf, given in zip(held, new, strict=True)]
-
-    return jax.lax.fori_loop(zero_after(first), new[0].shape[0], body, leaves)
-
-
-def _around(first: Array, steps: Array, capacity: int) -> Array:
-    return wrapped(first.astype(jnp.uint32) + steps, capacity)
+    """Items with batch at the rows from the first on around the ring, at most all."""
+    leaves = jax.tree.leaves((items, batch))
+    if not leaves:  # `Frames` may keep all of them
+        return items
+    capacity, count = leaves[0].shape[0], leaves[-1].shape[0]
+    rows = wrapped(first.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32), capacity)
+    return write(items, rows, batch)
 
 
 @functools.partial(jax.jit, static_argnums=2)  # outside of any program the reshape would copy all items
 def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -> Any:
-    """A copy of the items at slots, which are in range; lanes are folded into the slot. O(batch)."""
+    """A copy of the items at slots in range; a slot counts rows and lanes. O(batch)."""
     leaves, structure = jax.tree.flatten(items)
     found: list[Any] = [None] * len(leaves)
     at = slots.reshape(-1)
@@ -94,7 +70,7 @@ def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -
         chosen = [leaves[i] for i in group]
         if few and _row_bytes(chosen[0], lanes) <= _AT_ONCE:
             taken = one_kernel_loop(loop, whole)(chosen, at)
-        else:  # the arithmetic behind the slots is not to be repeated in each gather
+        else:  # or each gather would repeat the arithmetic behind the slots
             taken = whole(chosen, computed_once(at))
         for i, rows in zip(group, taken, strict=True):
             found[i] = rows.reshape(*slots.shape, *rows.shape[1:])
@@ -102,7 +78,7 @@ def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -
 
 
 def _groups(leaves: list[Array], lanes: tuple[int, ...]) -> list[list[int]]:
-    """Leaves whose rows are copied in one loop; one that is too large for that alone."""
+    """Groups of leaves whose rows one loop copies; a leaf that is too large for a loop is alone."""
     groups: list[list[int]] = []
     room = 0
     for i in sorted(range(len(leaves)), key=lambda i: _row_bytes(leaves[i], lanes)):
@@ -125,7 +101,7 @@ def _gathered(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list
 
 
 def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[Array]:
-    """`_gathered` row by row; a block of rows is prefetched before it is copied, so that many reads are in flight."""
+    """`_gathered` row by row. A block of rows is prefetched before it is copied, so many reads are in flight."""
     count, zero = slots.shape[0], zero_after(slots)
     block = min(_BLOCK, count)
 
@@ -149,9 +125,9 @@ def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[A
 
 
 def _place(slot: Array, lanes: tuple[int, ...]) -> list[Array]:
-    """The row and the lanes of a slot: the storage, reshaped, would be written twice."""
+    """The row and the lanes of a slot. (XLA would write a reshaped storage twice.)"""
     place: list[Array] = []
-    slot = slot.astype(jnp.uint32)  # of a signed place JAX would look whether it is counted from the end
+    slot = slot.astype(jnp.uint32)  # for a signed place JAX adds the test whether it counts from the end
     for size in reversed(lanes):
         slot, lane = divmod_unsigned(slot, size)
         place.append(lane)
@@ -165,7 +141,7 @@ def _item(leaf: Array, place: list[Array]) -> Array:
 
 
 def _at(number: int, place: list[Array]) -> Array:
-    """An index of the type of the others, which plain numbers do not have where 64-bit types are on."""
+    """An index with the dtype of the others; plain numbers differ if 64-bit types are on."""
     return jnp.asarray(number, place[0].dtype)
 
 

@@ -1,8 +1,8 @@
 """An index of the trajectories in a ring of rows, updated as rows are written.
 
-A lane's rows in the order of writing are cut into trajectories, which are numbered. For each row the index knows the number;
-for each number that can be stored, when the trajectory began, when its latest row was written, and how it ended. So where
-a stored row stands in its trajectory is two reads away, whatever the number of rows and trajectories.
+The trajectories of a lane are numbered. The index has the number of each row, and for each number when the trajectory
+began, when its latest row was written, and how it ended. So two reads find the place of a row in its trajectory, whatever
+the number of rows and trajectories.
 """
 
 import dataclasses
@@ -17,15 +17,14 @@ from jaxtyping import Int, UInt8
 
 from fbuf.fusion import divmod_unsigned, entry, loop_variant, map_entries, part, put, two_or_more, zero_after
 from fbuf.paths import leaf_at, path_of, required_leaf
-from fbuf.ring_places import backward, onward, wrapped
-from fbuf.writers import RingState
+from fbuf.writers import RingState, backward, onward, wrapped
 
-OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; a cut one was followed by another without having ended
+OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; CUT: another trajectory followed without an end
 
-Queued = tuple[Array, Array, Array]  # a ring of slots [items + 1], which of them is the oldest, and how many there are
+Queued = tuple[Array, Array, Array]  # a ring of slots [items + 1], the place of the oldest, and how many there are
 
 _FEW = 256  # slots up to which a loop over them is faster on the CPU than kernels over all
-_LONGEST = np.uint32(2**31 - 1)  # steps that are counted; a trajectory may go on
+_LONGEST = np.uint32(2**31 - 1)  # the largest step; a longer trajectory repeats it
 
 
 @jax.tree_util.register_dataclass
@@ -33,13 +32,13 @@ _LONGEST = np.uint32(2**31 - 1)  # steps that are counted; a trajectory may go o
 class TrajectoryState:
     """The index. Times count rows ever written, modulo 2^32; lanes are folded into one dim."""
 
-    number: Array  # [capacity, lanes] int32: which trajectory of its lane a row belongs to, modulo `_modulus`
+    number: Array  # [capacity, lanes] int32: the number of the trajectory of a row in its lane, modulo `_modulus`
     first: Array  # [capacity, lanes] uint32, at number % capacity: when the trajectory began
     last: Array  # [capacity, lanes] uint32, at number % capacity: when its latest row was written
     kind: Array  # [capacity, lanes] uint8, at number % capacity: OPEN, TERMINATED, TRUNCATED or CUT
     latest: Array  # [lanes] int32: the number of the latest trajectory
-    is_open: Array  # [lanes] bool: whether its next row belongs to it
-    id: Array | None  # [lanes]: the id of the latest row; None where items have none
+    is_open: Array  # [lanes] bool: whether the next row continues it
+    id: Array | None  # [lanes]: the id of the latest row; None if items have none
 
 
 @jax.tree_util.register_dataclass
@@ -48,10 +47,10 @@ class Place:
     """Positions of items in their trajectories. Each leaf has the shape of the slots."""
 
     lane: Array  # int32, over all dims of lanes, row-major
-    number: Array  # int32: of the trajectory in its lane
-    step: Array  # int32: rows of the trajectory before this one, stored or not; at most 2^31 - 1
-    before: Array  # int32: how many of these are stored
-    after: Array  # int32: stored rows of the trajectory behind this one
+    number: Array  # int32: the number of the trajectory in its lane
+    step: Array  # int32: how many rows of the trajectory came before, stored or not; at most 2^31 - 1
+    before: Array  # int32: how many of them are stored
+    after: Array  # int32: how many stored rows of the trajectory follow
     kind: Array  # uint8: how the trajectory ended; OPEN while it goes on
 
 
@@ -62,12 +61,12 @@ class Trajectories:
     Args:
         terminated: bool or float; not zero: the trajectory ends with this item, in a terminal state.
         truncated: bool or float; not zero: the trajectory ends with this item, cut short.
-        id: integer; another one than in the row before begins a trajectory.
+        id: integer; a trajectory begins where it differs from that of the previous row.
         discount: float; zero: the trajectory ends with this item, in a terminal state.
-        endless: in place of paths: each lane is one trajectory, which never ends.
+        endless: without paths: each lane is one trajectory, which never ends.
 
-    At least one is needed. A leaf holds one value an item: its shape is () or of ones only. With `lanes` each lane has
-    trajectories of its own; within a lane the rows of one follow each other.
+    At least one is needed. A leaf holds one value an item: its shape is () or of ones only. Each lane has trajectories of
+    its own; within a lane the rows of a trajectory follow each other.
     """
 
     terminated: Any = None
@@ -87,7 +86,7 @@ class Trajectories:
             )
 
     def init(self, capacity: int, lanes: int, item: Any) -> TrajectoryState:
-        """The index of no rows, for items like `item`. TypeError or ValueError where its leaves are not as they must be."""
+        """An empty index for items like `item`. TypeError or ValueError for leaves of a wrong kind."""
         for name in ("terminated", "truncated"):
             self._leaf(item, name, jnp.bool_, jnp.floating)
         self._leaf(item, "discount", jnp.floating)
@@ -104,7 +103,7 @@ class Trajectories:
         )
 
     def ends(self, batch: Any, lanes: tuple[int, ...]) -> tuple[UInt8[Array, "n lanes"], Array | None]:
-        """The kind of end of each item of a batch with leaves [n, *lanes, ...], 0 for none, and its id."""
+        """The kind of end and the id of each item of a batch with leaves [n, *lanes, ...]."""
         shape = (-1, math.prod(lanes))
         ended = jnp.zeros((jax.tree.leaves(batch)[0].shape[0], shape[1]), jnp.uint8)
         marks = (
@@ -134,7 +133,7 @@ class Trajectories:
 def written(
     state: TrajectoryState, ring: RingState, ended: UInt8[Array, "n lanes"], ids: Array | None
 ) -> TrajectoryState:
-    """The index after n rows were written; `ring` is how it stood before. O(n)."""
+    """The index after n rows were written; `ring` is the ring before that. O(n)."""
     capacity, count = state.number.shape[0], ended.shape[0]
     now, at = ring.written[0], jnp.arange(count, dtype=jnp.int32)[:, None]
     starts = jnp.concatenate([~state.is_open[None], ended[:-1] != OPEN])
@@ -144,7 +143,7 @@ def written(
     number = wrapped(
         state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _modulus(capacity)
     )
-    begun = jax.lax.cummax(jnp.where(starts, at, -1), axis=0)  # where in the batch its trajectory begins; -1: before it
+    begun = jax.lax.cummax(jnp.where(starts, at, -1), axis=0)  # first row of the trajectory in the batch; -1: before it
     following = jnp.concatenate([starts[1:], jnp.zeros_like(starts[:1])])
     stop = jax.lax.cummin(jnp.where(following, at, count - 1), axis=0, reverse=True)
     cut = jnp.take_along_axis(following, stop, 0)
@@ -155,8 +154,7 @@ def written(
     held = (divmod_unsigned(state.latest, capacity)[1], lane)
     since = now - jnp.minimum(now - state.first[held], _LONGEST - np.uint32(count))
     first = jnp.where(begun < 0, since[None], now + begun.astype(jnp.uint32))
-    # A trajectory that went on until here and is not continued.
-    ending = state.is_open & starts[0]
+    ending = state.is_open & starts[0]  # an open trajectory that is not continued
     kinds = state.kind.at[held].set(jnp.where(ending, jnp.uint8(CUT), state.kind[held]), mode="promise_in_bounds")
 
     kept = slice(count - min(count, capacity), None)  # of more rows than there are the last stay
@@ -174,7 +172,7 @@ def written(
 
 
 def check_ids(state: TrajectoryState, ids: Array | None) -> None:
-    """ValueError for a state that keeps ids where items have none, or the other way round."""
+    """ValueError if the state keeps ids and items have none, or the other way round."""
     if (ids is None) != (state.id is None):
         raise ValueError("the state was made by a buffer with other trajectories: one with ids and one without")
 
@@ -189,11 +187,11 @@ def written_one_by_one(
     queued: Queued | None,
     _after: RingState,
 ) -> tuple[TrajectoryState, Array, Queued | None]:
-    """`written` for fewer than `capacity - reach` rows, in a loop that is one kernel on the CPU.
+    """`written` for fewer than `capacity - reach` rows, in a loop that is one kernel on the CPU. It also updates a queue.
 
-    And how many of the rows written over began `reach` + 1 stored rows of one trajectory; with `only_closed`, of one of
-    which these were the last and which goes on no more. These leave the queue, if there is one, and the rows of which
-    the last such row is written now come into it.
+    A start is a row that begins `reach` + 1 stored rows of one trajectory; with `only_closed` they must be the last rows
+    of an ended trajectory. Returns the index, the number of overwritten starts, and the queue, if there is one: without
+    these starts, and with the rows that become starts.
     """
     capacity, lanes = state.number.shape
     count = ended.shape[0]
@@ -221,8 +219,8 @@ def written_one_by_one(
             back = backward(row, reach, capacity)
             if queued is not None:
                 entered = (ring.size >= reach - at) & (cell(state.number, back, lane) == number)
-            # What was read is written and read back, and stands in what is written then: XLA would else read the tables
-            # again, after it wrote there, and for that copy them.
+            # These values are stored, read back, and used in what is written: otherwise XLA would read the tables again
+            # after it wrote to them, and copy them for that.
             seen = jax.lax.dynamic_update_slice(seen, jnp.stack([left, entered]).astype(jnp.int32), (at & 1,))
             left, entered = (part(seen, at & 1, 2)[i] for i in range(2))
             lost = lost + left
@@ -250,7 +248,7 @@ def written_one_by_one(
 
 
 def queue_moved(queued: Queued, left: Array, entered: Array, slot: Array) -> Queued:
-    """The queue after its oldest entries left, so many or none, and a slot came into it behind the last, or not."""
+    """The queue after `left` of its oldest entries left, and a slot entered behind the last one if `entered`."""
     queue, head, count = queued
     room = queue.size - 1
     last = jnp.where(count >= room - head, count - (room - head), head + count)
@@ -260,7 +258,7 @@ def queue_moved(queued: Queued, left: Array, entered: Array, slot: Array) -> Que
 
 
 def clear(state: TrajectoryState) -> TrajectoryState:
-    """The index of no rows."""
+    """The index without rows."""
     return dataclasses.replace(state, is_open=jnp.zeros_like(state.is_open))
 
 
@@ -292,22 +290,22 @@ def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Arra
 
 
 def time_of(ring: RingState, row: Array, capacity: int) -> Array:
-    """The time at which the item in a row was written."""
+    """The time at which a row was written."""
     return ring.written[0] - 1 - _age(ring, row, capacity).astype(jnp.uint32)
 
 
 def stored_before(ring: RingState, row: Array, capacity: int) -> Array:
-    """The number of stored rows older than a row."""
+    """How many stored rows are older than a row."""
     return ring.size - 1 - _age(ring, row, capacity)
 
 
 def _age(ring: RingState, row: Array, capacity: int) -> Array:
-    """Rows written after this one."""
+    """How many rows were written after this one."""
     return jnp.where(row < ring.cursor, ring.cursor - 1 - row, ring.cursor - 1 - row + capacity)
 
 
 def _modulus(capacity: int) -> int:
-    """The modulus of trajectory numbers: a multiple of the capacity, so that no two stored ones share an entry."""
+    """The modulus of trajectory numbers: a multiple of the capacity, so that stored ones do not share entries."""
     return capacity * ((2**31 - 1) // capacity)
 
 
@@ -324,7 +322,7 @@ def _set(table: Array, row: Array, lane: Array, value: Array) -> Array:
 
 
 def _put(table: Array, entry: tuple[Array, Array], values: Array) -> Array:
-    """The table with values at entries; equal entries come with equal values."""
+    """The table with values at entries; equal entries have equal values."""
     if values.size == 1:
         entry, values = two_or_more((entry, values))
     return table.at[entry].set(values, mode="promise_in_bounds")

@@ -1,4 +1,4 @@
-"""The steps of a priority tree for few entries, one after the other: on the CPU each is a kernel, whatever the levels."""
+"""Updates and searches of a priority tree for few entries, in loops that are one kernel each on the CPU."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Choice = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
 def set_in_order(table: Array, places: Array, values: Array) -> Array:
-    """The table with values at places, which are in range; of equal places the last wins."""
+    """The table with values at places in range; of equal places the last wins."""
 
     def body(k: Array, table: Array) -> Array:
         return put(table, entry(values, k), entry(places, k))
@@ -27,7 +27,7 @@ def set_in_order(table: Array, places: Array, values: Array) -> Array:
 
 
 def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, leaves: Array, place: tuple) -> Array:
-    """The leaves that `choose` leads to from the root; `below` are the nodes where the levels under it begin."""
+    """The leaves that `choose` finds from the root; `below` are the nodes where the levels under it begin."""
     count, kind = place[0].shape[0], place[1].dtype
     abreast = _ABREAST if count >= _MANY else 1
     padded = -(-count // abreast) * abreast  # with masses of zero, which are found like any other
@@ -42,7 +42,7 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
             node = _as_node(jax.lax.dynamic_slice(held, (row.astype(jnp.uint32), jnp.uint32(0)), (1, 1))[0, 0])
             return word_of(entry(families, start + node * fanout))
 
-        # The search itself waits for each of its reads.
+        # A prefetch: the search waits for each of its reads.
         from_here = start + zero_after_reading(padded, first_child, zero_after(held))
 
         def body(group: Array, changed: Array) -> Array:
@@ -85,7 +85,7 @@ def climb(
 ) -> list[Array]:
     """Nodes of each kind of reduction, recomputed above slots; `levels` are (offset, nodes) from above the leaves on."""
     count = slots.shape[0]
-    many = [i for i, (_, nodes) in enumerate(levels) if nodes > count]  # where a level is more than the batch
+    many = [i for i, (_, nodes) in enumerate(levels) if nodes > count]  # levels that are larger than the batch
     shift = fanout.bit_length() - 1
     run = _is_run(slots) if many and count > fanout else jnp.bool_(False)
 
@@ -140,7 +140,7 @@ def climb(
 
 
 def _is_run(slots: Array) -> Array:
-    """Whether slots are consecutive, as those of new rows are. Stops at the first that is not."""
+    """Whether slots are consecutive, like those of new rows. Stops at the first that is not."""
     count = slots.shape[0]
 
     def follows(k: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Writers: rules that name the rows of new items."""
+"""Writers: rules that name the rows of new items. And places around a ring."""
 
 import dataclasses
 from abc import abstractmethod
@@ -9,17 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from fbuf.ring_places import count_up, wrapped
-
 
 @runtime_checkable
 class Writer(Protocol):
     """A rule that names the rows of new items. It touches no stored item.
 
-    A rule is frozen, hashable and holds plain values; all arrays are in the state, of which `size` says how many rows are
-    in use: always the first ones.
-
-    A rule of your own inherits from `Writer`, and sets the two attributes below in its class: they have no default.
+    A rule is frozen, hashable and holds plain values; all arrays are in the state. The first `size` rows of the state are
+    in use. A rule of your own inherits from `Writer` and sets the two attributes below in its class.
     """
 
     keeps_order: ClassVar[bool]  # each item gets the next row of a ring; only then the state is a `RingState`
@@ -33,8 +29,8 @@ class Writer(Protocol):
     def claim(self, state: Any, batch: Any, count: int, capacity: int) -> tuple[Any, Int[Array, " count"]]:
         """The rows of a batch of `count` new items.
 
-        A rule that keeps the order names every row: from `capacity` on they repeat, and of equal ones the last counts.
-        Rows of other rules are all different, or -1 where an item is not stored.
+        A rule that keeps the order returns a row for each item: from `capacity` on they repeat, and of equal rows the last
+        item counts. Rows of other rules are all different, or -1 for an item that is not stored.
         """
 
     @abstractmethod
@@ -62,7 +58,6 @@ class RoundRobin(Writer):
         return RingState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.uint32))
 
     def claim(self, state: RingState, batch: Any, count: int, capacity: int) -> tuple[RingState, Int[Array, " count"]]:
-        """The rows that `count` new items take, one after the other; from `capacity` on they repeat."""
         # Unsigned: cursor + offset is below 2 * capacity, which may pass 2^31.
         offsets = jnp.arange(count, dtype=jnp.uint32)
         offsets = offsets % jnp.uint32(capacity) if count > capacity else offsets
@@ -77,3 +72,33 @@ class RoundRobin(Writer):
 
     def clear(self, state: RingState, capacity: int) -> RingState:
         return self.init(capacity, None)
+
+
+# -------------------------------------------------------------------- places around a ring; no sum overflows
+
+
+def wrapped(place: Array, size: int) -> Array:
+    """Places below 2 * size, uint32, as int32 places of a ring of that size."""
+    return jnp.where(place >= size, place - jnp.uint32(size), place).astype(jnp.int32)
+
+
+def count_up(written: Array, by: Array) -> Array:
+    """A count of [2] uint32, low and high word, after it grew by less than 2^32."""
+    low = written[0] + by.astype(jnp.uint32)
+    return jnp.stack([low, written[1] + (low < written[0]).astype(jnp.uint32)])
+
+
+def onward(place: Array, steps: Array, size: int) -> Array:
+    """Places fewer than `size` steps on."""
+    return jnp.where(steps >= size - place, steps - (size - place), place + steps)
+
+
+def backward(place: Array, steps: Array | int, size: int) -> Array:
+    """Places fewer than `size` steps back."""
+    return jnp.where(place < steps, place - steps + size, place - steps)
+
+
+def moved(place: Array, steps: Array, size: int) -> Array:
+    """Places that many steps, fewer than `size` either way, on."""
+    back = jnp.where(place + jnp.minimum(steps, 0) < 0, place + jnp.minimum(steps, 0) + size, place + steps)
+    return jnp.where(steps >= 0, onward(place, steps, size), back)

@@ -21,20 +21,20 @@ def save_state(
     previous: Iterable[str | os.PathLike[str]] = (),
     extra: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Save a pytree of arrays, such as a `State`, in a folder, so that it cannot be lost.
+    """Save a pytree of arrays, such as a `BufferState`, in a folder.
 
-    It is there, flushed to the disk, when this returns. Killed at any point, it leaves what was there before or the new one,
-    whole. Parts that are the same as in what was there before are linked, not written again. Not to be called inside `jit`.
+    It is flushed to the disk when this returns. If the process is killed, the folder holds either the previous checkpoint
+    or the new one, complete. Files with the same bytes as in the previous one are links to it. Do not call it inside `jit`.
 
     Args:
         path: a folder; made if it is missing, below one that exists. Other files in it stay.
-        state: arrays of JAX or NumPy, PRNG keys, Python numbers, in any pytree. On several devices: what each process can
-            address must be all of it.
-        previous: folders of other checkpoints that parts may be linked to.
+        state: arrays of JAX or NumPy, PRNG keys, Python numbers, in any pytree. This process must be able to address all
+            of it.
+        previous: folders of other checkpoints; files with the same bytes are links to theirs.
         extra: named arrays beside the state. `load_state` ignores them, `load_with_extra` returns them.
 
     Raises:
-        OSError: the disk is full, or fails; what was there before is.
+        OSError: the disk is full, or fails; the previous checkpoint stays.
         TypeError: a leaf is no array.
     """
     leaves = [
@@ -47,23 +47,23 @@ def save_state(
 
 
 def load_state(path: str | os.PathLike[str], like: _Tree, *, verify: Verify = "full") -> _Tree:
-    """Load what `save_state` saved, bit for bit, as a pytree like the one given.
+    """Load a pytree that `save_state` saved, bit for bit.
 
     Args:
         path: the folder.
-        like: a pytree of the same structure, such as `buffer.init(item)` gives. Arrays go where its arrays are.
-        verify: "full" to compare the checksum of every byte, "size" for the sizes of files only.
+        like: a pytree of the same structure, such as `buffer.init(item)`. Arrays are placed on the devices of its arrays.
+        verify: "full" compares the checksum of every byte, "size" only the sizes of files.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
         CheckpointCorrupt: it is damaged; the message names the file.
-        CheckpointMismatch: the structure, a shape or a dtype is another; all differences are listed.
+        CheckpointMismatch: structure, shapes or dtypes differ; the message lists all differences.
     """
     return load(path, lambda source: _like(source, like), verify)
 
 
 def load_with_extra(path: str | os.PathLike[str], like: _Tree) -> tuple[_Tree, dict[str, np.ndarray]]:
-    """Load a state as `load_state` does, and the named arrays that `save_state` was given beside it; {} for none."""
+    """Load a state as `load_state` does, and its `extra` arrays; {} if there are none."""
 
     def read(source: Source) -> tuple[_Tree, dict[str, np.ndarray]]:
         state, described = _like(source, like), Fields(source.tree, str(source.path))
@@ -75,7 +75,7 @@ def load_with_extra(path: str | os.PathLike[str], like: _Tree) -> tuple[_Tree, d
 
 
 def _saved(leaf: Any) -> tuple[str, Any]:
-    """The kind of a leaf, and it as a NumPy array."""
+    """The kind of a leaf, and the leaf as a NumPy array."""
     if isinstance(leaf, jax.Array):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return f"key {jax.random.key_impl(leaf)}", np.asarray(jax.random.key_data(leaf))
@@ -116,7 +116,7 @@ def _differs(name: str, leaf: Any, kind: str, value: np.ndarray | StoredArray) -
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The kind, shape and dtype that a leaf is saved with. Its content is not looked at."""
+    """The kind, shape and dtype of a saved leaf."""
     kind = "array"
 
     def data(key: jax.Array) -> jax.Array:
@@ -132,7 +132,7 @@ def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:
 
 
 def _placed(leaf: Any, kind: str, value: np.ndarray | StoredArray) -> Any:
-    """The value as the kind of leaf that is asked for, where that one is."""
+    """The value as a leaf of the same type as `leaf`, on the same devices."""
     array = np.asarray(value)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         where = getattr(leaf, "sharding", None)

@@ -14,7 +14,7 @@ from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FifoState:
-    """The items that were not returned yet: the newest `unread` ones."""
+    """The unread items: the newest `unread` ones."""
 
     head: Array  # [] int32: the slot behind that of the newest item
     unread: Array  # [] int32
@@ -24,12 +24,11 @@ class FifoState:
 
 @dataclasses.dataclass(frozen=True)
 class Fifo(Sampler):
-    """First in, first out, for on-policy training: a draw is the oldest items that no draw returned yet, in their order.
+    """First in, first out, for on-policy training: a draw is the oldest items that no draw has returned yet, in order.
 
-    Where fewer than batch_size are left they come first, and `draw.valid` is False for the other rows. The items of a row
+    If fewer than batch_size are left, they come first, and `draw.valid` is False for the other rows. The items of a row
     come in the order of their lanes. `state.lost` counts items that were overwritten before they were returned.
-    `draw.probability` is 1 / size throughout: each item is returned as often as any other, and importance weights are 1.
-    For a ring, where slots follow each other. O(batch).
+    `draw.probability` is always 1 / size: each item is returned once, and importance weights are 1. O(batch).
     """
 
     keeps_priorities = False
@@ -45,7 +44,7 @@ class Fifo(Sampler):
         )
 
     def written(self, state: FifoState, slots: Int[Array, " batch"]) -> FifoState:
-        """New items came into slots that follow each other around the ring, more than once around it if they are many."""
+        """State after new items came into consecutive slots of the ring, perhaps several times around it."""
         if slots.shape[0] == 0:
             return state
         unread = state.unread.astype(jnp.uint32) + jnp.uint32(slots.shape[0])  # unsigned: it may pass 2^31

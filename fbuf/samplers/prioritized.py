@@ -35,34 +35,34 @@ _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PrioritizedState:
-    """Priorities, kept as they were given, so that alpha can change without loss; and the tree of their weights."""
+    """The priorities that the user passed, so that alpha can change without loss, and the tree of their weights."""
 
-    priorities: Array  # [width of the tree] as given; -1 where no item is; the last entry belongs to no slot
+    priorities: Array  # [width of the tree] as passed; -1 for no item; the last entry belongs to no slot
     tree: PriorityTree  # over (priority + eps) ** alpha
     ranks: PriorityTree | None  # over the priorities themselves, for new_items="highest_stored"
     alpha: Array  # []
     highest: Array  # [] priority for the next new item
-    highest_slot: Array  # [] which item has it; -1 when none is known
-    refused: Array  # [] uint32: priorities that were not finite or negative
-    excluded: Array | None = None  # [width of the tree] bool: items that cannot be drawn; None where all can
+    highest_slot: Array  # [] the slot of the item with this priority; -1 if none is known
+    refused: Array  # [] uint32: how many priorities were negative or not finite
+    excluded: Array | None = None  # [width of the tree] bool: items that cannot be drawn; None: all can
 
 
 @dataclasses.dataclass(frozen=True)
 class Prioritized(Sampler):
     """Slots with probability (priority + eps) ** alpha over the sum of all; O(batch * log capacity) but for `reweight`.
 
-    A new item gets the highest priority so far, 1 at first: with `new_items="highest_ever"` the highest ever given;
-    with "highest_stored" that of one item, forgotten (1 again) when that item is overwritten, and looked up among all when
-    its priority changes. There all rows of one `extend` get the same priority, and XLA copies the priorities in each
-    iteration of a loop that both extends and updates.
+    A new item gets the highest priority, 1 at first. With `new_items="highest_ever"` that is the highest one ever passed.
+    With "highest_stored" it is that of one stored item: 1 again once this item is overwritten, and looked up among all
+    items when its priority changes. With it all rows of one `extend` get the same priority, and XLA copies the priorities
+    in each iteration of a loop that both extends and updates.
 
-    With `stratified`, draw i falls in the i-th of batch_size equal shares of the total (section 3.3 and B.2.1 of the
-    paper): the same chances, less variance. A zero priority with eps 0 is never drawn. Priorities that are negative or
-    not finite are refused: the item keeps the one it has, and `state.refused` counts them. What an item weighs is held
-    to the largest value whose sum over all slots stays finite.
+    With `stratified`, draw i falls into the i-th of batch_size equal shares of the total (section 3.3 and B.2.1 of the
+    paper): the same probabilities, less variance. A zero priority with eps 0 is never drawn. Priorities that are negative
+    or not finite are refused: the item keeps its priority, and `state.refused` counts them. Weights are limited to the
+    largest value whose sum over all slots is finite.
 
     `dtype` is that of priorities and sums; "float64" needs 64-bit types on. In float32, items that weigh less than 2^-24
-    of the total come out too often or too seldom; see `priority_tree.find`.
+    of the total are drawn too often or too rarely; see `priority_tree.find`.
     """
 
     keeps_priorities = True
@@ -125,9 +125,9 @@ class Prioritized(Sampler):
     def exclude(
         self, state: PrioritizedState, changed: Int[Array, " n"], allowed: Bool[Array, " n"]
     ) -> PrioritizedState:
-        """State in which items may be drawn from now on, or not. See `Excluding.written_excluding`."""
+        """State after items were allowed or excluded. See `Excluding.written_excluding`."""
         if state.excluded is None:
-            raise ValueError("the state was made for drawing every item: make it by init_excluding()")
+            raise ValueError("this state cannot exclude items: make it by init_excluding()")
         spare = state.priorities.size - 1
         changed, allowed = (
             two_or_more(priority_tree.in_range(changed, state.tree.capacity, spare)),
@@ -141,7 +141,7 @@ class Prioritized(Sampler):
         return dataclasses.replace(state, tree=tree)
 
     def written(self, state: PrioritizedState, slots: Int[Array, " batch"]) -> PrioritizedState:
-        """New items came into slots, which are in range. O(batch * log capacity)."""
+        """State after new items came into slots in range. O(batch * log capacity)."""
         if slots.shape[0] == 0:
             return state
         slots = two_or_more(slots)
@@ -150,7 +150,7 @@ class Prioritized(Sampler):
         return dataclasses.replace(self._begun(state, slots), tree=tree)
 
     def _begun(self, state: PrioritizedState, slots: Array) -> PrioritizedState:
-        """The state, but for the tree, after items came into slots with the highest priority."""
+        """The state after new items came into slots; only its tree is not updated."""
         highest, slot = state.highest, state.highest_slot
         if self.new_items == "highest_stored":
             overwritten = jnp.any(slots == slot)
@@ -170,7 +170,7 @@ class Prioritized(Sampler):
         return state, self.draw(state.tree, key, batch_size, size)
 
     def draw(self, tree: PriorityTree, key: Array, batch_size: int, size: Int[Array, ""]) -> Draw:
-        """A draw from a tree of what items weigh."""
+        """A draw from a tree of weights."""
         masses = placed_masses(key, batch_size, priority_tree.total(tree), self.stratified)
         slots, probability, valid, smallest = _chances(tree, priority_tree.find_placed(tree, masses))
         return Draw(slots=slots, probability=probability, valid=valid, smallest=smallest[0], size=size)
@@ -178,7 +178,7 @@ class Prioritized(Sampler):
     def update(
         self, state: PrioritizedState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]
     ) -> PrioritizedState:
-        """Of equal slots the last counts. Slots that hold no item are ignored. O(batch * log capacity)."""
+        """Of equal slots the last counts. Slots without an item are ignored. O(batch * log capacity)."""
         if slots.shape[0] == 0:
             return state
         if self.new_items != "highest_ever" or not is_few(slots.shape[0]):
@@ -206,12 +206,12 @@ class Prioritized(Sampler):
         return self._raise_highest(state, at, settled)
 
     def clear(self, state: PrioritizedState) -> PrioritizedState:
-        """No items; `alpha` stays what `reweight` made it."""
+        """State without items; it keeps the alpha of `reweight`."""
         empty = self.init(state.tree.capacity) if state.excluded is None else self.init_excluding(state.tree.capacity)
         return dataclasses.replace(empty, alpha=state.alpha)
 
     def reweight(self, state: PrioritizedState, alpha: Float[Array, ""] | float) -> PrioritizedState:
-        """State with every stored item weighed by a new alpha, which may be annealed without a new trace. O(capacity).
+        """State with the weights of another alpha, which may be annealed without a new trace. O(capacity).
 
         An alpha that is negative or not finite is ignored.
         """
@@ -225,7 +225,7 @@ class Prioritized(Sampler):
         return dataclasses.replace(state, alpha=alpha, tree=priority_tree.fill(state.tree, values))
 
     def value(self, priority: Array, alpha: Array) -> Array:
-        """The weight of an item, the one use of alpha. Priority 0 without eps weighs 0, also with alpha 0."""
+        """The weight of an item. Priority 0 without eps weighs 0, also with alpha 0."""
         base = priority + jnp.asarray(self.eps, priority.dtype)
         return jnp.where(base > 0, jnp.minimum(base**alpha, np.finfo(base.dtype).max), 0)
 
@@ -254,7 +254,7 @@ def _update_few(rule: Prioritized, state: PrioritizedState, slots: Array, priori
 def _update_one_by_one(
     value: Callable[[Array, Array], Array], state: PrioritizedState, slots: Array, priorities: Array
 ) -> PrioritizedState:
-    """`update_together` in three loops, half the time for few slots; `value` says what an item weighs."""
+    """`update_together` in three loops: half the time for few slots. `value` computes weights."""
     spare, count = state.priorities.size - 1, slots.shape[0]
 
     def kept(k: Array) -> Array:
@@ -269,7 +269,7 @@ def _update_one_by_one(
         slot = jnp.where(good, priority_tree.in_range(entry(slots, k), state.tree.capacity, spare), spare)
         slot = jnp.where(entry(table, slot) >= 0, slot, spare)
         at = put(at, slot, k)
-        slot = entry(at, k)  # so that XLA reads the table for it before it writes there, and copies none
+        slot = entry(at, k)  # XLA then reads the table before it writes to it, and does not copy it
         return put(table, jnp.where(slot < spare, priority, -1), slot), at, refused + ~good
 
     held, at, refused = jax.lax.fori_loop(zero, count, note, (state.priorities, jnp.full(count, zero), state.refused))
@@ -294,9 +294,9 @@ def _update_one_by_one(
 
 @jax.jit
 def _chances(tree: PriorityTree, slots: Int[Array, " batch"]) -> tuple[Array, Array, Array, Array]:
-    """Slots that were found, the chance of each, whether there is any, and the smallest chance of all, once for each.
+    """Found slots, the probability of each, whether there is any, and the smallest probability of all, for each slot.
 
-    All computed once (see `fusion.computed_once`): read later, they would be read after a write into the tree.
+    All are computed once (see `fusion.computed_once`): a later read would come after a write into the tree.
     """
     shared = priority_tree.total(tree), priority_tree.minimum(tree)
     return map_entries(_chance_at, slots.shape[0], tree.leaves, shared, slots, settled=True)
@@ -308,7 +308,7 @@ def _chance_at(leaves: Array, shared: tuple[Array, Array], _k: Array, slot: Arra
 
 
 def chance(value: Array, total: Float[Array, ""]) -> Array:
-    """The chance of what weighs `value`. One that underflows would make every weight that is measured by it zero."""
+    """The probability of weight `value`. It does not underflow, or importance weights relative to it would be zero."""
     return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
 
 
@@ -322,7 +322,7 @@ def placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: b
 
     def mass_at(_tables: Any, shared: tuple[Array, Array], place: Array) -> Array:
         words, total = shared
-        place = place[None]  # of scalars XLA reorders products, which may then overflow
+        place = place[None]  # XLA reorders products of scalars, which may then overflow
         drawn = random_words.pairs_at(words, place, False)
         return priority_tree.placed(total, *_masses_of(count, stratified, total, place, *drawn))[0]
 

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """Drawn slots, and with which chance they were drawn.
+    """Drawn slots and their probabilities.
 
-    `Slices` draws rows of several items: there slots and mask are [batch, time], the rest is about where each begins.
+    Of `Slices`, which draws several items a row, slots and mask are [batch, time], the other fields belong to the starts.
     """
 
     slots: Int[Array, " batch"] | Int[Array, "batch time"]
@@ -23,8 +23,8 @@ class Draw:
     valid: Bool[Array, " batch"]  # False: nothing could be drawn; the row and its probability mean nothing
     smallest: Float[Array, ""]  # probability of the least likely item that can be drawn
     size: Int[Array, ""]  # items that can be drawn
-    mask: Bool[Array, "batch time"] | None = None  # False: the slot repeats the nearest one of its trajectory
-    starts: Int[Array, " batch"] | None = None  # the slots that were drawn, behind burn-in
+    mask: Bool[Array, "batch time"] | None = None  # False: padding, the nearest slot of the trajectory again
+    starts: Int[Array, " batch"] | None = None  # the first slot of each slice, behind burn-in
 
 
 def equal_chances(slots: Int[Array, " batch"], valid: Bool[Array, " batch"], size: Int[Array, ""]) -> Draw:
@@ -37,15 +37,14 @@ def equal_chances(slots: Int[Array, " batch"], valid: Bool[Array, " batch"], siz
 class Sampler(Protocol):
     """A rule that names slots. It never touches items, so one sampler serves every storage.
 
-    A rule is frozen, hashable and holds plain numbers; all arrays are in the state, which goes in first and comes out first.
-    The slots in use are always 0 to size - 1.
-
-    A rule of your own inherits from `Sampler`, and sets the three attributes below in its class: they have no default.
+    A rule is frozen, hashable and holds plain numbers; all arrays are in the state, which methods take and return first.
+    The slots in use are always 0 to size - 1. A rule of your own inherits from `Sampler` and sets the three attributes
+    below in its class.
     """
 
     keeps_priorities: ClassVar[bool]  # `update` changes how often items are drawn
-    needs_order: ClassVar[bool]  # slots must follow each other around a ring: `written` is given each of them, in order
-    without_replacement: ClassVar[bool]  # a drawn item does not come again in this epoch, so no draw may be discarded
+    needs_order: ClassVar[bool]  # `written` must get every slot of a ring, in order
+    without_replacement: ClassVar[bool]  # a drawn item is not drawn again in this epoch, so no draw may be discarded
 
     @abstractmethod
     def init(self, capacity: int) -> Any:
@@ -55,7 +54,7 @@ class Sampler(Protocol):
     def written(self, state: Any, slots: Int[Array, " batch"]) -> Any:
         """State after new items came into slots.
 
-        A slot comes twice only if the rule needs the order, or from a writer that does not store all items.
+        Slots repeat only if the rule needs the order, or with a writer that does not store all items.
         """
 
     @abstractmethod
@@ -63,7 +62,7 @@ class Sampler(Protocol):
         """Draw slots. The key, typed or raw, is used once."""
 
     def update(self, state: Any, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]) -> Any:
-        """State after items were given new priorities. TypeError from a rule that keeps none."""
+        """State after priorities of items changed. TypeError from a rule without priorities."""
         raise TypeError(
             f"{type(self).__name__} keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)"
         )
@@ -79,21 +78,22 @@ class Excluding(Sampler, Protocol):
 
     @abstractmethod
     def init_excluding(self, capacity: int) -> Any:
-        """State over `capacity` empty slots of which some will be excluded."""
+        """State over `capacity` empty slots, some of which will be excluded."""
 
     @abstractmethod
     def written_excluding(
         self, state: Any, slots: Int[Array, " batch"], changed: Int[Array, " n"], allowed: Bool[Array, " n"]
     ) -> Any:
-        """State after new items came into slots; those at `changed`, which include all new ones, may be drawn or not.
+        """State after new items came into slots.
 
-        Equal slots in `changed` come with equal values of `allowed`; slots out of range are ignored.
+        `changed` includes all new slots; `allowed` says which of `changed` may be drawn.
+        Equal slots in `changed` have equal values of `allowed`; slots out of range are ignored.
         """
 
 
 @runtime_checkable
 class InEpochs(Sampler, Protocol):
-    """A sampler that goes through all slots before it draws one again."""
+    """A sampler that draws all slots before it draws one again."""
 
     @abstractmethod
     def restart(self, state: Any) -> Any:
@@ -105,9 +105,9 @@ def importance_weights(
 ) -> Float[Array, " batch"]:
     """Weights (1 / (size * probability)) ** beta that correct for drawing some items more often (arXiv:1511.05952, 3.4).
 
-    normalize: "buffer" divides by the largest weight any stored item could have, "batch" by the largest in this draw, so
-    that weights are at most 1; "none" leaves them. Rows that are not valid weigh 0. `beta`, from 0 to 1 as a rule, is an
-    array that may be annealed without a new trace. O(batch).
+    normalize: "buffer" divides by the largest weight of any stored item, "batch" by the largest in this draw, so weights
+    are at most 1; "none" does not divide. Rows that are not valid weigh 0. `beta`, usually from 0 to 1, is an array that
+    may be annealed without a new trace. O(batch).
     """
     probability = jnp.where(draw.valid, draw.probability, 1)
     if normalize == "buffer":

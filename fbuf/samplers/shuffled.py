@@ -20,8 +20,8 @@ _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's 
 class ShuffledState:
     """The position in the epoch.
 
-    At first each position of an epoch holds the slot of its own number. `moved` says which ones hold another slot, and
-    since which epoch: what another epoch moved is forgotten without being touched.
+    At the beginning of an epoch position p holds slot p. `moved` has the positions that hold another slot, each with the
+    epoch that moved it; entries of other epochs do not count.
     """
 
     moved: Array | None  # [capacity + 1, 2] uint32: slot and epoch; the last entry belongs to no position
@@ -35,12 +35,12 @@ class ShuffledState:
 class Shuffled(Sampler):
     """Without replacement: an epoch returns each stored item once, in uniformly random order (to 2^-32 of its chance).
 
-    A batch never spans two epochs. Where fewer than batch_size items are left they come first and `draw.valid` is False
-    for the other rows; with `drop_last` they are skipped and the next epoch begins, and no row is valid while the buffer
-    holds fewer than batch_size. With `shuffle=False` items come in the order of their slots.
+    A batch never spans two epochs. If fewer than batch_size items are left, they come first and `draw.valid` is False for
+    the other rows. With `drop_last` they are skipped and the next epoch begins; no row is valid while the buffer holds
+    fewer than batch_size. With `shuffle=False` items come in the order of their slots.
 
-    An epoch begins anew when the number of stored items changes, so until the ring is full each write begins one. Later
-    writes do not: the new item takes the position of the one it replaced. `draw.probability` is 1 / size throughout.
+    Another epoch begins when the number of stored items changes, so until the ring is full each write begins one. Later
+    writes do not: a new item takes the position of the item that it replaced. `draw.probability` is always 1 / size.
 
     O(batch * log batch) at any capacity; 8 bytes a slot.
     """
@@ -113,14 +113,13 @@ def take(
     start: Int[Array, ""],
     left: Int[Array, ""],
 ) -> tuple[UInt32[Array, "entries 2"], Int[Array, " count"]]:
-    """Slots from `count` random positions of [start, start + left), and the positions with these slots moved to the front.
+    """Move `count` random positions of [start, start + left) to the front; returns the positions and these slots.
 
-    Where `left` is less than `count` the last of the slots mean nothing. In place when `moved` is donated.
-    O(count * log count).
+    If `left` is less than `count`, the last slots mean nothing. In place when `moved` is donated. O(count * log count).
     """
     spare = moved.shape[0] - 1
     sources, holes, fillers = swaps(key, count, left, spare.bit_length())
-    # Epochs are numbered modulo 2^32. Before a number comes again, each entry was cleared of it once.
+    # Epochs are numbered modulo 2^32. Each entry is cleared once before its number is used again.
     cleared = (epoch % max(spare, 1)).astype(jnp.int32)[None]
     origin = jnp.concatenate([sources, fillers])
     origin = jnp.concatenate([jnp.where(origin < left, start + origin, spare), cleared])
@@ -131,7 +130,7 @@ def take(
     stays = jnp.any(target == cleared) | (held[-1, 1] == epoch)
     target = jnp.concatenate([target, jnp.where(stays, spare, cleared)])
     entries = jnp.stack([slots, jnp.broadcast_to(epoch, slots.shape).at[-1].add(0xFFFFFFFF)], axis=1)
-    # What is read is settled before the write: fused into it, the read would cost a copy of all entries.
+    # A barrier: XLA would fuse the read into the write and then copy all entries.
     target, entries = computed_once((target, jnp.where((target < spare)[:, None], entries, 0)))
     return moved.at[target].set(entries, mode=_CLIP), entries[:count, 0].astype(jnp.int32)
 
@@ -140,15 +139,15 @@ def take(
 def swaps(
     key: Array, count: int, left: Int[Array, ""], bits: int
 ) -> tuple[Int[Array, " count"], Int[Array, " count"], Int[Array, " count"]]:
-    """The swaps of `count` steps of Durstenfeld's shuffle of `left` entries, found all at once.
+    """All swaps of `count` steps of Durstenfeld's shuffle of `left` entries at once: sources, holes and fillers.
 
-    Step i exchanges entry i with a random one at or behind it. Afterwards entry i is what stood at sources[i], and what
-    stood at fillers[j] is at holes[j] >= count; a hole that is not below `left`, which has at most `bits` bits, is none.
+    Step i exchanges entry i with a random one at or behind it. Afterwards entry i is that of sources[i], and the entry of
+    fillers[j] is at holes[j] >= count. Holes at or above `left`, which has at most `bits` bits, do not count.
     """
     rows = jnp.arange(count, dtype=jnp.int32)
     target = computed_once(rows + below(key, count, jnp.maximum(left - rows, 1)))
-    # What stands at entry k when its own step comes: what the last earlier step with target k left there. That was the
-    # entry of that step's own number, so the question repeats, with a smaller number each time.
+    # At step k entry k holds what the last earlier step with target k left there: the entry of that step's own number,
+    # for which the same holds. So it is a chain of decreasing numbers.
     own = jnp.where((target < count) & (target != rows), target, count)
     earlier = jnp.full(count + 1, -1, jnp.int32).at[own].max(rows, mode=_CLIP)[:count]
     origin = _followed_to_the_end(jnp.where(earlier < 0, rows, earlier))
@@ -164,7 +163,7 @@ def swaps(
 
 
 def _followed_to_the_end(pointers: Int[Array, " count"]) -> Int[Array, " count"]:
-    """The end of each chain of pointers, which points to itself. O(count * log of the longest chain)."""
+    """The end of each chain of pointers; an end points to itself. O(count * log of the longest chain)."""
 
     def further(pointers: Array) -> Array:
         return pointers.at[pointers].get(mode=_CLIP)
@@ -179,8 +178,7 @@ def _followed_to_the_end(pointers: Int[Array, " count"]) -> Int[Array, " count"]
 def _sorting(values: Int[Array, " count"], bits: int) -> Int[Array, " count"]:
     """The order of positions that sorts values of at most `bits` bits; equal ones stay in order.
 
-    By sorts of single words that hold some bits of the value above the position: on the CPU five times as fast as a
-    sort of pairs.
+    It sorts single words of some bits of the value above the position: on the CPU five times as fast as a sort of pairs.
     """
     count = values.shape[0]
     low = (count - 1).bit_length()

@@ -12,12 +12,11 @@ from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
 from fbuf.fusion import computed_once, divmod_unsigned, one_kernel_loop, two_or_more
-from fbuf.ring_places import moved
-from fbuf.samplers import windows, within
+from fbuf.samplers import windows
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.trajectories import OPEN, Queued, TrajectoryState
-from fbuf.writers import RingState
+from fbuf.writers import RingState, moved
 
 _FEW = 16  # items up to which a loop over them is faster on the CPU than kernels over all
 
@@ -26,9 +25,9 @@ _FEW = 16  # items up to which a loop over them is faster on the CPU than kernel
 class PerTrajectory:
     """Starts: each trajectory with `least` stored items equally often, then each whole slice in it equally often.
 
-    One that is shorter than a slice is drawn from its first stored item on. `trajectories` draws among them: `Uniform()`,
-    or `Shuffled()` for each once an epoch. A write begins another epoch. `draw.size` counts trajectories, and
-    `draw.smallest` is the smallest chance in the draw: the smallest of all is not known.
+    A trajectory that is shorter than a slice is drawn from its first stored item on. The sampler `trajectories` draws
+    among them: `Uniform()`, or `Shuffled()` for each once an epoch. A write begins another epoch. `draw.size` counts
+    trajectories, and `draw.smallest` is the smallest probability in the draw; that of all is not known.
     """
 
     keeps_priorities = False
@@ -46,44 +45,44 @@ class PerTrajectory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A write as samplers of several rows see it."""
+    """A write, for samplers of several rows."""
 
     before: TrajectoryState
     after: TrajectoryState
     ring: RingState
-    leaving: Array  # [] int32: entries of the sampler that can be drawn no more, where it counts them
-    queued: Queued | None  # the queue of the sampler after the write, where that is known already
-    count: int = dataclasses.field(metadata={"static": True})  # rows, of which the last `capacity` are kept
+    leaving: Array  # [] int32: how many entries of the sampler can no longer be drawn, if it counts them
+    queued: Queued | None  # the queue of the sampler after the write, if it is known already
+    count: int = dataclasses.field(metadata={"static": True})  # rows; the last `capacity` are kept
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlicesState:
-    """The starts that can be drawn. They enter in the order of their rows, and are overwritten in that order."""
+    """The starts that can be drawn. They enter and leave the queue in the order of their rows."""
 
     starts: Any  # of the rule that draws among them
     queue: Array | None  # [items + 1] int32: a ring of slots that can be drawn: starts, or the ends of trajectories
     head: Array  # [] int32: the oldest entry of the queue
-    count: Array  # [] int32: entries of the queue, or starts that can be drawn where there is none
-    going: Array | None  # [lanes] int32: lanes whose latest trajectory goes on and is long enough, these first
+    count: Array  # [] int32: entries of the queue, or without a queue the number of starts
+    going: Array | None  # [lanes] int32: all lanes, first those whose latest trajectory is open and long enough
     going_count: Array  # [] int32
-    least: int = dataclasses.field(metadata={"static": True})  # of the rule; a buffer with another refuses the state
+    least: int = dataclasses.field(metadata={"static": True})  # of the rule; a rule with another one refuses the state
 
 
 @dataclasses.dataclass(frozen=True)
 class Slices:
-    """Slices of `length` consecutive items of one trajectory, never across its end, or the place where the ring is written.
+    """Slices of `length` consecutive items of one trajectory; they never cross its end, or the cursor of the ring.
 
     `sample(..., batch_size)` draws batch_size / length slices: leaves, `draw.slots` and `draw.mask` are [slices, burn_in +
-    length, ...]. Each start that has `least` items from it to the end of what is stored of its trajectory can be drawn
-    (with `PerTrajectory` fewer); a slice that is cut short by that end repeats the last item, with `mask` False.
-    `burn_in` items before the start come in front, masked where the trajectory had not begun or is overwritten. A
-    `Buffer` needs `trajectories` for it.
+    length, ...]. A start is an item with at least `least` stored items of its trajectory from it on (with `PerTrajectory`
+    fewer). A slice that the end of the trajectory cuts short repeats the last item, with `mask` False. `burn_in` items
+    come in front of the start, masked if the trajectory had not begun or they are overwritten. The `Buffer` needs
+    `trajectories`.
 
     Args:
         length: items from the start on.
-        starts: which starts: `Uniform()`, `Shuffled()` (each once an epoch, which ends with a write), `Prioritized()` (by
-            the priority of the start), or `PerTrajectory()`.
+        starts: the sampler of starts: `Uniform()`, `Shuffled()` (each once an epoch, which ends with a write),
+            `Prioritized()` (by the priority of the start), or `PerTrajectory()`.
         least: `length` by default: no slice is cut short. With 1 every item is a start: windows of n steps, for returns.
         burn_in: items in front, to warm up a recurrent state (R2D2: Kapturowski et al., 2019).
 
@@ -108,7 +107,7 @@ class Slices:
 
     @classmethod
     def by_count(cls, count: int, batch_size: int, **others: Any) -> "Slices":
-        """Slices of the length of which `count` make a batch of `batch_size` items."""
+        """Slices of such a length that `count` of them make a batch of `batch_size` items."""
         count, batch_size = checks.as_int("count", count), checks.as_int("batch_size", batch_size)
         if batch_size % count:
             raise ValueError(f"batch_size={batch_size} is not a multiple of count={count}")
@@ -124,23 +123,23 @@ class Slices:
 
     @property
     def shortest(self) -> int:
-        """Items that the shortest slice has."""
+        """The number of items of the shortest slice."""
         assert self.least is not None
         return self.least
 
     @property
     def _queues(self) -> bool:
-        """Whether starts, or ends, are in a queue; otherwise every item is a start, or the rule `starts` keeps them."""
+        """Whether the state has a queue. Without one every item is a start, or the rule `starts` excludes the others."""
         return isinstance(self.starts, PerTrajectory) or not (isinstance(self.starts, Excluding) or self.shortest == 1)
 
     @property
     def counts(self) -> bool:
-        """Whether starts are counted, because not every item is one."""
+        """Whether the state counts starts, because not every item is one."""
         return self._queues or self.shortest > 1
 
     @property
     def queues_starts(self) -> bool:
-        """Whether the queue is one of starts."""
+        """Whether the queue holds starts, not ends of trajectories."""
         return self._queues and not isinstance(self.starts, PerTrajectory)
 
     @property
@@ -148,7 +147,7 @@ class Slices:
         return self.starts.trajectories if isinstance(self.starts, PerTrajectory) else self.starts
 
     def check(self, capacity: int) -> None:
-        """ValueError where no slice fits into a ring of `capacity` rows."""
+        """ValueError if no slice fits into a ring of `capacity` rows."""
         if self.length + self.burn_in > capacity:
             raise ValueError(f"slices of {self.burn_in} + {self.length} rows do not fit in capacity={capacity}")
 
@@ -169,7 +168,7 @@ class Slices:
     # ------------------------------------------------------------------ writes
 
     def written(self, state: SlicesState, slots: Int[Array, " items"], write: Written) -> SlicesState:
-        """State after rows were written; slots are those of the kept ones."""
+        """State after rows were written; slots are those of the kept rows."""
         if isinstance(self._places, InEpochs):
             state = dataclasses.replace(state, starts=self._places.restart(state.starts))
         if not self.counts:
@@ -206,13 +205,13 @@ class Slices:
         return queue, begin.astype(jnp.int32), count + jnp.sum(entered, dtype=jnp.int32)
 
     def leaving(self, index: TrajectoryState, ring: RingState, count: int) -> Int[Array, ""]:
-        """The number of counted entries that a write of `count` rows will remove. Called before the write."""
+        """How many counted entries a write of `count` rows will remove. Call it before the write."""
         capacity, lanes = index.number.shape
         kept, reach = min(count, capacity), self.shortest - 1
         over = _rows_from(ring.cursor, 0, kept, capacity)
         ahead = _rows_from(ring.cursor, reach, kept, capacity)
         number = index.number[ahead]
-        # Rows that will be overwritten and begin a run of `least` stored rows of one trajectory.
+        # Rows that the write overwrites, and that begin a run of `least` stored rows of one trajectory.
         left = ((over < ring.size) & (np.arange(kept) < capacity - reach))[:, None] & (index.number[over] == number)
         if isinstance(self.starts, PerTrajectory):  # and the last of these rows closes the trajectory
             last = index.last[divmod_unsigned(number, capacity)[1], jnp.arange(lanes, dtype=jnp.int32)[None]]
@@ -221,7 +220,7 @@ class Slices:
         return jnp.sum(left, dtype=jnp.int32)
 
     def _begun(self, write: Written) -> tuple[Array, Array]:
-        """Which rows became starts with each new row, the last that they need; and their slots."""
+        """For each new row whether an older row became a start with it, and the slot of that row."""
         capacity, lanes = write.after.number.shape
         kept, reach = min(write.count, capacity), self.shortest - 1
         number = write.after.number
@@ -233,17 +232,17 @@ class Slices:
     def _changed_starts(
         self, slots: Array, entries: Array, entered: Bool[Array, "rows lanes"], write: Written
     ) -> tuple[Array, Array]:
-        """The slots of new rows and of those that became starts, and whether each is a start."""
+        """The slots of new rows and of rows that became starts, and whether each is a start."""
         kept, reach = entered.shape[0], self.shortest - 1
         spare = jnp.where(_is_stored(write.ring, kept + reach, kept)[:, None], entries, -1)
         new_is = jnp.zeros(entered.shape, jnp.bool_)
-        if kept > reach:  # the first of the new rows have those behind them that make them starts
+        if kept > reach:  # the first new rows are starts, if enough new rows follow them
             new_is = new_is.at[: kept - reach].set(entered[reach:])
         changed = jnp.concatenate([spare.reshape(-1), slots])
         return changed, jnp.concatenate([entered.reshape(-1), new_is.reshape(-1)])
 
     def _closed(self, write: Written) -> tuple[Array, Array]:
-        """Which rows, of the new ones and the previous one, end a trajectory that is long enough; and their slots."""
+        """Of the previous row and the new rows: whether each ends a trajectory that is long enough, and their slots."""
         capacity, lanes = write.after.number.shape
         kept = min(write.count, capacity)
         after, lane = write.after, jnp.arange(lanes, dtype=jnp.int32)[None]
@@ -255,7 +254,7 @@ class Slices:
             trajectories.stored_before(write.ring, rows, capacity)[:, None],
         )
         closed = (after.kind[entry] != OPEN) & (after.last[entry] == time)
-        if kept < capacity:  # the row before was in the queue if its trajectory had ended with it
+        if kept < capacity:  # the previous row is in the queue already, if it ended its trajectory
             closed = closed.at[0].set(closed[0] & write.before.is_open)
         stored = _is_stored(write.ring, rows.shape[0], rows.shape[0])[:, None]
         return stored & closed & (length >= self.shortest), rows[:, None] * lanes + lane
@@ -299,14 +298,14 @@ class Slices:
         assert state.queue is not None
         drawn, draw = self.starts.trajectories.sample(state.starts, key, count, state.count + state.going_count)
         ends = state.queue, state.head, state.count, state.going
-        slots, probability, smallest = within.starts(
+        slots, probability, smallest = windows.starts_within(
             self.length, key, ends, (draw.slots, draw.valid, draw.probability), index, ring
         )
         draw = dataclasses.replace(draw, slots=slots, probability=probability, smallest=smallest)
         return dataclasses.replace(state, starts=drawn), draw
 
     def update(self, state: SlicesState, slots: Int[Array, " batch"], priorities: Array) -> SlicesState:
-        """Give items new priorities, for when they are starts."""
+        """Give items new priorities, which count while they are starts."""
         if isinstance(self.starts, PerTrajectory):
             raise TypeError("PerTrajectory keeps no priorities: use Slices(starts=fbuf.Prioritized(...))")
         return dataclasses.replace(state, starts=self.starts.update(state.starts, slots, priorities))
@@ -329,7 +328,7 @@ def write(
     ended: UInt8[Array, "n lanes"],
     ids: Any,
 ) -> Written:
-    """The write of rows with these ends and ids, at least one; `before` and `ring` are the ring before and after it."""
+    """A write of one row or more with these ends and ids; `before` and `ring` are the ring before and after it."""
     count, (capacity, lanes) = ended.shape[0], index.number.shape
     reach = rule.shortest - 1 if isinstance(rule, Slices) and rule.counts else None
     trajectories.check_ids(index, ids)
@@ -342,7 +341,7 @@ def write(
         index: TrajectoryState, before: RingState, ended: Array, ids: Any, queued: Queued | None, ring: RingState
     ) -> Any:
         leaving = jnp.zeros((), jnp.int32)
-        if reach is not None:  # what it reads of the index is read before the index is written over: no copy
+        if reach is not None:  # a barrier: it reads the index before it is overwritten, so XLA copies nothing
             leaving, before = computed_once((rule.leaving(index, before, count), before))
         after = trajectories.written(index, before, ended, ids)
         if queued is not None:
@@ -359,14 +358,14 @@ def write(
 
 
 def _refuse_slots(name: str, sampler: Any, following: Any) -> None:
-    """TypeError for a sampler, of none of the kinds `following`, that cannot draw among places that writes renumber."""
+    """TypeError for a sampler that cannot draw among entries that each write renumbers; those of `following` can."""
     checks.rule(name, sampler, Sampler)
     if isinstance(sampler, Slices):
-        raise TypeError(f"{name}={sampler!r} draws slices: they begin where a sampler of single items says")
+        raise TypeError(f"{name}={sampler!r} draws slices: pass a sampler of single items")
     if sampler.needs_order:
-        raise TypeError(f"{name}={sampler!r} needs the order of writing, which the places of slices do not have")
+        raise TypeError(f"{name}={sampler!r} needs the order of writing, which starts of slices do not have")
     if not isinstance(sampler, following) and jax.tree.leaves(jax.eval_shape(lambda: sampler.init(1))):
-        raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among what writes renumber")
+        raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among entries that writes renumber")
 
 
 def _rows_from(cursor: Array, offset: int, count: int, capacity: int) -> Int[Array, " count"]:

@@ -40,7 +40,7 @@ def below(
 ) -> Int[Array, " count"]:
     """Random integers in [0, bound), bound >= 1: the high word of 64 random bits times `bound`, in 32-bit arithmetic.
 
-    `another` for a second draw with the same key.
+    Pass `another` for a second draw with the same key.
     """
     words, of_each = random_words.words_of(key), (bound,) if bound.ndim else ()
 

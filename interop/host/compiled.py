@@ -1,8 +1,7 @@
-"""The one place that compiles and donates. Each function is traced once per rule and shapes, for any values.
+"""The only programs that interop compiles and donates to. Each is traced once for a rule and shapes.
 
-Called inside `bridge.exact()`, or with 32-bit values only. Batches whose length varies come padded to a power of two by
-repeating their last entry, so that no length of batch costs a trace of its own: equal entries at equal places are well
-defined.
+Call them inside `bridge.exact()`, or with 32-bit values only. Batches are padded to a power of two with copies of their
+last entry, so that batch lengths share traces; equal entries at equal slots have a defined result.
 """
 
 import dataclasses
@@ -16,13 +15,14 @@ import numpy as np
 from jax import Array
 
 import fbuf
-from fbuf import priority_tree, storage
+from fbuf import Prioritized, priority_tree, storage
+from fbuf import PrioritizedState as State
 
 Leaves = tuple[Any, ...]
 _WIDTHS = {"float32": 1, "float64": 2}  # words of a number
 
-# By default XLA:CPU orders kernels so that several threads have work. Kernels of a microsecond then cost the waking of a
-# thread each: a draw of 256 takes three times as long.
+# By default XLA:CPU orders kernels for several threads. Then each kernel of a microsecond may wake a thread: a draw of 256
+# takes three times as long.
 IN_ORDER: dict[str, bool | str] = (
     {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     if jax.__version_info__ >= (0, 10)
@@ -30,14 +30,14 @@ IN_ORDER: dict[str, bool | str] = (
 )
 _OPTIONS = dict(IN_ORDER)
 if platform.machine() in ("x86_64", "AMD64"):
-    # At each load of a program with AVX-512 from the compilation cache XLA logs that the processor does not fit.
+    # XLA logs a mismatch of the processor whenever it loads a program with AVX-512 from the compilation cache.
     _OPTIONS["xla_cpu_max_isa"] = "AVX2"
 
 
 def padded(values: np.ndarray, least: int = 1) -> np.ndarray:
-    """The entries of a 1-d array, and the last one again up to the next power of two; in memory of their own.
+    """A copy of a 1-d array, padded to the next power of two with its last entry.
 
-    JAX reads arguments of NumPy after the call has returned: what a program is given must not be written any more.
+    A copy, because JAX may read NumPy arguments after the call has returned.
     """
     count = values.shape[0]
     out = np.empty(max(1 << (count - 1).bit_length(), least), values.dtype)
@@ -49,10 +49,10 @@ def padded(values: np.ndarray, least: int = 1) -> np.ndarray:
 
 
 def words_of(given: np.ndarray, slots: np.ndarray, alpha: float, beta: float, key: np.ndarray, size: int) -> np.ndarray:
-    """Numbers for `assign_and_draw` in one array of int32: each argument of a call takes a microsecond or two.
+    """The arguments of `assign_and_draw` in one int32 array, because each argument costs a microsecond or two.
 
     Priorities, alpha and beta; then the slots of the priorities, the two words of a random key, and the number of items.
-    Priorities and slots are padded as by `padded`, to 64 at least: as many cost little more than one.
+    Priorities and slots are padded as by `padded`, to 64 at least, which cost little more than one.
     """
     held, width = slots.size, given.itemsize // 4
     count = max(1 << (held - 1).bit_length(), 64) if held else 0
@@ -67,13 +67,13 @@ def words_of(given: np.ndarray, slots: np.ndarray, alpha: float, beta: float, ke
 
 
 def read_words(drawn: np.ndarray, batch_size: int, dtype: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Drawn slots, int64, their importance weights, and whether there was anything to draw: views of these words."""
+    """Drawn slots, int64, their importance weights, and whether anything could be drawn: views of these words."""
     slots = 2 * ((drawn.size - 1) // (2 + _WIDTHS[dtype]))  # the words of all slots that were drawn
     return drawn[: 2 * batch_size].view(np.int64), drawn[slots:-1].view(dtype)[:batch_size], bool(drawn[-1])
 
 
 def shared_size(batch_size: int) -> int:
-    """How many a program draws for a batch: at most twice as many, so that batch sizes share programs.
+    """The number of draws of the program for a batch size; batch sizes share programs. At most twice the batch.
 
     The first entries of a larger draw are those of a smaller one with the same key.
     """
@@ -81,7 +81,7 @@ def shared_size(batch_size: int) -> int:
 
 
 def _opened(words: Array, dtype: str) -> tuple[Array, Array]:
-    """The floats and the whole numbers of `words_of`."""
+    """The floats and the integers of `words_of`."""
     width = _WIDTHS[dtype]
     floats = ((words.shape[0] - 2 * width - 3) // (width + 1) + 2) * width
     shape = (-1,) if width == 1 else (-1, width)
@@ -89,27 +89,27 @@ def _opened(words: Array, dtype: str) -> tuple[Array, Array]:
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0)
-def tree_of(rule: Any, given: Array, alpha: Array) -> Leaves:
-    """The arrays of the tree over items of these priorities, -1 for those that are not to be drawn, [capacity]."""
+def tree_of(rule: Prioritized, given: Array, alpha: Array) -> Leaves:
+    """The arrays of the tree over items with these priorities, [capacity], -1 for items that cannot be drawn."""
     tree = priority_tree.fill(rule.init(given.shape[0]).tree, _weights(rule, given, alpha))
     return tree.leaves, tree.sums, tree.minima
 
 
-def _weights(rule: Any, given: Array, alpha: Array) -> Array:
+def _weights(rule: Prioritized, given: Array, alpha: Array) -> Array:
     return jnp.where(given >= 0, rule.value(jnp.maximum(given, 0), alpha), 0)
 
 
 def tree_with(arrays: Leaves, capacity: int) -> priority_tree.PriorityTree:
-    """The tree of these arrays; plain tuples cross into a program and back in less time."""
+    """The tree of these arrays. (Plain tuples are faster arguments and results.)"""
     leaves, sums, minima = arrays
     return priority_tree.PriorityTree(leaves, sums, minima, None, capacity)
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2), donate_argnums=3)
 def assign_and_draw(
-    rule: Any, capacity: int, batch_size: int, arrays: Leaves, words: Array
+    rule: Prioritized, capacity: int, batch_size: int, arrays: Leaves, words: Array
 ) -> tuple[Leaves, Array | None]:
-    """The tree with other priorities at slots, of which equal ones have equal ones, and a draw of some: see `read_words`."""
+    """The tree with new priorities at slots, equal ones at equal slots, and a draw from it: see `read_words`."""
     floats, whole = _opened(words, rule.dtype)
     weights = _weights(rule, floats[:-2], floats[-2])
     tree = priority_tree.update(tree_with(arrays, capacity), whole[:-3], weights, settled=True)
@@ -118,12 +118,14 @@ def assign_and_draw(
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2))
-def draw_words(rule: Any, capacity: int, batch_size: int, arrays: Leaves, words: Array) -> Array:
-    """What `assign_and_draw` draws, of a tree that stays as it is."""
+def draw_words(rule: Prioritized, capacity: int, batch_size: int, arrays: Leaves, words: Array) -> Array:
+    """The draw of `assign_and_draw` from an unchanged tree."""
     return _drawn_words(rule, tree_with(arrays, capacity), batch_size, *_opened(words, rule.dtype))
 
 
-def _drawn_words(rule: Any, tree: Any, batch_size: int, floats: Array, whole: Array) -> Array:
+def _drawn_words(
+    rule: Prioritized, tree: priority_tree.PriorityTree, batch_size: int, floats: Array, whole: Array
+) -> Array:
     key = jax.lax.bitcast_convert_type(whole[-3:-1], jnp.uint32)
     drawn = rule.draw(tree, key, batch_size, whole[-1])
     slots = jnp.stack([drawn.slots, jnp.zeros_like(drawn.slots)], 1).reshape(-1)
@@ -135,7 +137,7 @@ def _drawn_words(rule: Any, tree: Any, batch_size: int, floats: Array, whole: Ar
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2))
-def init(rule: Any, capacity: int, excluding: bool) -> Any:
+def init(rule: Prioritized, capacity: int, excluding: bool) -> State:
     """Fresh state of a sampler; with `excluding` one in which items may be excluded from draws."""
     return rule.init_excluding(capacity) if excluding else rule.init(capacity)
 
@@ -144,26 +146,28 @@ _replacing = functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnum
 
 
 @_replacing
-def exclude(rule: Any, state: Any, slots: Array, allowed: Array) -> Any:
+def exclude(rule: Prioritized, state: State, slots: Array, allowed: Array) -> State:
     """The state after items at slots were allowed to be drawn, or not."""
     return rule.exclude(state, slots, allowed)
 
 
 @_replacing
-def written(rule: Any, state: Any, slots: Array) -> Any:
+def written(rule: Prioritized, state: State, slots: Array) -> State:
     """The state after new items came into slots."""
     return rule.written(state, slots)
 
 
 @_replacing
-def update(rule: Any, state: Any, slots: Array, priorities: Array, highest: Array) -> Any:
-    """The state after items were given priorities; `highest` is the highest of all that the host knows."""
+def update(rule: Prioritized, state: State, slots: Array, priorities: Array, highest: Array) -> State:
+    """The state after new priorities; `highest` is the highest priority that the host knows."""
     return _topped(rule, rule.update(state, slots, priorities), highest)
 
 
 @_replacing
-def update_async(rule: Any, state: Any, slots: Array, priorities: Array, filled: Array) -> tuple[Any, Array]:
-    """`update`, and whether it took place: not where a slot is not below `filled`, or -1, or a priority cannot be kept."""
+def update_async(
+    rule: Prioritized, state: State, slots: Array, priorities: Array, filled: Array
+) -> tuple[State, Array]:
+    """`update`, and whether it was accepted: slots must be -1 or below `filled`, priorities finite and at least 0."""
     priorities = priorities.astype(state.priorities.dtype)
     slots = slots.astype(filled.dtype)
     fine = jnp.all((slots >= -1) & (slots < filled) & jnp.isfinite(priorities) & (priorities >= 0))
@@ -171,28 +175,28 @@ def update_async(rule: Any, state: Any, slots: Array, priorities: Array, filled:
     return _topped(rule, rule.update(state, slots, priorities), jnp.max(jnp.where(slots >= 0, priorities, 0))), fine
 
 
-def _topped(rule: Any, state: Any, highest: Array) -> Any:
-    """The state, in which a priority that another of the same update took the place of has been given all the same."""
+def _topped(rule: Prioritized, state: State, highest: Array) -> State:
+    """The state with the highest priority of an update, even if a later one of an equal slot replaced it."""
     if rule.new_items != "highest_ever":
         return state
     return dataclasses.replace(state, highest=jnp.maximum(state.highest, highest))
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS)
-def masses(tree: Any) -> Array:
-    """The sum of a tree of priorities and its smallest positive value, [2]."""
+def masses(tree: priority_tree.PriorityTree) -> Array:
+    """The sum and the smallest positive value of a tree, [2]."""
     return jnp.stack([priority_tree.total(tree), priority_tree.minimum(tree)])
 
 
 @_replacing
-def reweight(rule: Any, state: Any, alpha: Array) -> Any:
+def reweight(rule: Prioritized, state: State, alpha: Array) -> State:
     """The state under another alpha."""
     return rule.reweight(state, alpha)
 
 
 @_replacing
-def refill(rule: Any, state: Any, priorities: Array, alpha: Array) -> Any:
-    """The state of a fresh sampler with items of these priorities, -1 for none, [capacity]: the bits of a history."""
+def refill(rule: Prioritized, state: State, priorities: Array, alpha: Array) -> State:
+    """The state of a fresh sampler with items of these priorities, [capacity], -1 for none."""
     state = dataclasses.replace(state, priorities=state.priorities.at[: state.tree.capacity].set(priorities))
     if state.ranks is not None:
         state = dataclasses.replace(state, ranks=priority_tree.fill(state.ranks, priorities))
@@ -200,7 +204,7 @@ def refill(rule: Any, state: Any, priorities: Array, alpha: Array) -> Any:
 
 
 def _draw(
-    rule: Any,
+    rule: fbuf.Sampler,
     state: Any,
     key: Array,
     batch_size: int,
@@ -209,10 +213,7 @@ def _draw(
     items: list[Array],
     lanes: tuple[int, ...],
 ) -> tuple[Array, tuple[Array, Array] | None, list[Array]]:
-    """Drawn slots as int32, and the items at them.
-
-    With a beta also their importance weights, and whether there was anything to draw.
-    """
+    """Drawn slots, int32, and their items; with a beta also importance weights, and whether anything could be drawn."""
     drawn = rule.sample(state, key, batch_size, size)[1]
     weighed = None
     if beta is not None:
@@ -231,7 +232,7 @@ def read(items: list[Array], slots: Array, lanes: tuple[int, ...]) -> list[Array
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, donate_argnums=0)
 def write(items: list[Array], rows: Array, batch: list[Array]) -> list[Array]:
-    """Items with batch at rows, in place; equal rows come with equal values."""
+    """Items with batch at rows, in place; equal rows have equal values."""
     return [kept.at[rows].set(new, mode="promise_in_bounds") for kept, new in zip(items, batch, strict=True)]
 
 

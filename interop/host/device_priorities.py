@@ -1,4 +1,4 @@
-"""Priorities on an accelerator: a functional state that programs take over; updates are not waited for."""
+"""Priorities on an accelerator: a functional state, whose updates are asynchronous."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class DevicePriorities(Priorities):
-    """`Priorities` on a device, whose state exists from the first use on.
+    """`Priorities` on a device. The state is allocated at the first use.
 
     An asynchronous update that the device refuses changes nothing; a later call raises the error (a deferred error).
     """
@@ -29,7 +29,7 @@ class DevicePriorities(Priorities):
         super().__init__(rule, capacity, alpha, excluding)
         self.device = device
         self._held: fbuf.PrioritizedState | None = None
-        self._accepted: list[Any] = []  # of updates under way, in order: arrays of JAX, whose stubs know no `is_ready`
+        self._accepted: list[Any] = []  # flags of pending updates, in order: JAX arrays, whose stubs lack `is_ready`
 
     @property
     def _state(self) -> fbuf.PrioritizedState:
@@ -38,9 +38,9 @@ class DevicePriorities(Priorities):
         return self._held
 
     def _run(self, program: Callable[..., Any], *given: Any) -> None:
-        """Replace the state by what a program makes of it."""
+        """Replace the state by the result of a program."""
         state = self._state
-        with uninterrupted(), bridge.exact():  # the program takes the state over: without its result all is lost
+        with uninterrupted(), bridge.exact():  # the state is donated: without the result all priorities are lost
             self._held = program(self.rule, state, *given)
 
     @property
@@ -83,7 +83,7 @@ class DevicePriorities(Priorities):
         return fits
 
     def _raise_deferred(self) -> None:
-        """ValueError for an update that was refused, as soon as that is known; nothing is waited for."""
+        """ValueError for a refused update, as soon as the device has reported it. Does not wait."""
         while self._accepted and self._accepted[0].is_ready():
             if not self._accepted.pop(0):
                 raise ValueError(

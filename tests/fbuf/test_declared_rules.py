@@ -103,34 +103,12 @@ def test_a_rule_that_needs_the_order_is_given_every_slot() -> None:
     assert jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 2)[1]["x"].tolist() == [6, 6]
 
 
-def test_a_ring_of_ones_own_holds_what_the_librarys_does() -> None:
-    programs = []
-    for writer in (own(RoundRobin()), RoundRobin()):
-        buffer = Buffer(5, Fifo(), writer=writer, trajectories=KNOWN)
-        programs.append(str(jax.make_jaxpr(buffer.extend)(buffer.init(ITEM), rows(9))))
-    assert programs[0] == programs[1]
-
-
 def test_mixtures_go_by_what_members_declare() -> None:
-    with pytest.raises(ValueError, match="drawn=True would lose most"):
-        Mixture((Buffer(4), Buffer(4, own(Uniform(), without_replacement=True))), drawn=True)
     once = own(Uniform(), without_replacement=True)
-    for starts in (once, PerTrajectory(once)):
+    for buffer in (Buffer(4, once), Buffer(4, Slices(2, PerTrajectory(once)), trajectories=KNOWN)):
         with pytest.raises(ValueError, match="drawn=True would lose most"):
-            Mixture((Buffer(4, Slices(2, starts), trajectories=KNOWN),), drawn=True)
+            Mixture((buffer,), drawn=True)
     assert Mixture((Buffer(4, own(Shuffled(), without_replacement=False)),), drawn=True)
-
-    mixture = Mixture((Buffer(4, own(Uniform())), Buffer(4, own(Prioritized()))))
-
-    def update(members: int) -> None:
-        mixture_of = Mixture(mixture.buffers[:members])
-        states, _, draw = mixture_of.sample(mixture_of.init(ITEM), jax.random.key(0), 4)
-        after = mixture_of.update(states, draw, 3.0)
-        assert after[0] is states[0] and after[1] is not states[1]
-
-    jax.eval_shape(lambda: update(2))
-    with pytest.raises(TypeError, match="no member keeps priorities"):
-        jax.eval_shape(lambda: update(1))
 
 
 def test_what_a_rule_inherits_is_not_taken_for_what_it_does() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, Fifo, HighestRanked, Slices, Trajectories
+from fbuf import Buffer, BufferState, HighestRanked
 from tests.fbuf.compiled import extend, init
 from tests.fbuf.model import assert_same
 
@@ -181,50 +181,3 @@ def test_the_count_of_accepted_items_passes_32_bits() -> None:
     ring = dataclasses.replace(state.ring, written=jnp.asarray([2**32 - 3, 0], jnp.uint32))
     state, _ = extend(buffer, dataclasses.replace(state, ring=ring), batch_of(range(7), range(7)))
     np.testing.assert_array_equal(state.ring.written, [4, 1])
-
-
-ENDS = Trajectories("done")
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "says"),
-    [
-        (lambda: HighestRanked(1.5), TypeError, "a key, or a tuple of keys"),
-        (lambda: HighestRanked(("a", None)), TypeError, "a key, or a tuple of keys"),
-        (lambda: HighestRanked(True), TypeError, "a key, or a tuple of keys"),
-        (lambda: Buffer(4, writer=HighestRanked), TypeError, "writer must be an instance"),
-        (lambda: Buffer(4, writer=RULE, lanes=(2,)), ValueError, "takes no lanes"),
-        (lambda: Buffer(4, Fifo(), writer=RULE), ValueError, "Fifo needs the order of writing"),
-        (lambda: Buffer(4, writer=RULE, trajectories=ENDS), ValueError, "trajectories need the order"),
-        (
-            lambda: Buffer(4, Slices(2), writer=RULE, trajectories=ENDS),
-            ValueError,
-            "trajectories need the order",
-        ),
-        (lambda: Buffer(4, writer=RULE).init({"a": np.float32(0)}), ValueError, "an item has no such leaf"),
-        (lambda: Buffer(4, writer=RULE).init(np.float32(0)), ValueError, "an item has no such leaf"),
-        (
-            lambda: Buffer(4, writer=RULE).init({"return": {"a": np.int8(0)}}),
-            ValueError,
-            "must lead to a leaf, got dict",
-        ),
-        (
-            lambda: Buffer(4, writer=RULE).init({"return": np.zeros(1)}),
-            ValueError,
-            r"one number an item, got shape \[1\]",
-        ),
-        (lambda: Buffer(4, writer=RULE).init({"return": np.bool_(0)}), TypeError, "must be a real number, got bool"),
-        (lambda: Buffer(4, writer=RULE).init({"return": np.complex64(0)}), TypeError, "real number, got complex64"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(make: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        make()
-
-
-def test_a_state_of_another_writer_is_refused() -> None:
-    ring, ranked = Buffer(4), Buffer(4, writer=RULE)
-    item = {"return": np.float32(0), "name": np.int32(0)}
-    for buffer, other in ((ring, ranked), (ranked, ring)):
-        with pytest.raises(ValueError, match="another writer"):
-            buffer.extend(init(other, item), batch_of([1], [1]))

@@ -55,28 +55,3 @@ def test_one_item_may_be_of_plain_numbers() -> None:
         "b": ((3,), np.int32),
         "c": ((3, 2), np.float32),
     }
-
-
-@pytest.mark.parametrize(
-    ("lanes", "item", "lanes_first", "message"),
-    [
-        (
-            (2,),
-            (4, 2, 3),
-            True,
-            r"needs shape \[2, n, 3\] \(lanes \(2,\), then n rows, then one item\), got \[4, 2, 3\]",
-        ),
-        ((2,), (2,), True, r"needs shape \[2, n, 3\] .*, got \[2\]"),
-        ((2,), (2, 4, 3), False, r"needs shape \[n, 2, 3\] \(n rows, then lanes \(2,\), then one item\)"),
-        ((), (3,), True, r"needs shape \[n, 3\] \(n rows, then one item\), got \[3\]"),
-    ],
-)
-def test_a_batch_in_another_order_is_refused(lanes: Any, item: Any, lanes_first: bool, message: str) -> None:
-    buffer = Buffer(4, lanes=lanes)
-    with pytest.raises(ValueError, match=message):
-        buffer.extend(buffer.init(np.zeros(3, np.float32)), np.zeros(item, np.float32), lanes_first=lanes_first)
-    uneven = {"a": np.zeros((2, 3), np.float32), "b": np.zeros((2, 4), np.float32)}
-    with pytest.raises(ValueError, match="this leaf has 4 rows, the leaves before it have 3"):
-        Buffer(4, lanes=(2,)).extend(
-            Buffer(4, lanes=(2,)).init({"a": np.float32(0), "b": np.float32(0)}), uneven, lanes_first=True
-        )

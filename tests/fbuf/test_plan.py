@@ -25,7 +25,6 @@ from fbuf import (
     Shuffled,
     Slices,
     Trajectories,
-    Uniform,
     free_memory,
 )
 
@@ -39,19 +38,11 @@ ITEM = {
 }
 KNOWN = {"trajectories": Trajectories(terminated="end", id="id")}
 BUFFERS: list[Any] = [
-    Buffer(1),
     Buffer(13, lanes=(3, 2)),
-    *(
-        Buffer(1_000, sampler)
-        for sampler in (Prioritized(), Prioritized(new_items="highest_stored"), Shuffled(), Fifo())
-    ),
+    *(Buffer(1_000, rule) for rule in (Prioritized(new_items="highest_stored"), Shuffled(), Fifo())),
     Buffer(77, Prioritized(), writer=HighestRanked("rank")),
-    *(
-        Buffer(50, Slices(3, starts), lanes=(2,), **KNOWN)
-        for starts in (Uniform(), Prioritized(), Shuffled(), PerTrajectory(), PerTrajectory(Shuffled()))
-    ),
+    *(Buffer(50, Slices(3, rule), lanes=(2,), **KNOWN) for rule in (Prioritized(), PerTrajectory(Shuffled()))),
     Buffer(50, frames=Frames(stack=3, axis=1), **KNOWN),
-    Buffer(50, frames=Frames(stack=1, finals=4), lanes=(2,), **KNOWN),
     Mixture((Buffer(5), Buffer(8, Prioritized()))),
 ]
 

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 
-from fbuf import Buffer, Fifo, Prioritized, Sharded
 from tests.fbuf.sharded import on_eight_devices
 from tests.fbuf.sharded import on_two_hosts as hosts
 
@@ -71,19 +70,3 @@ def test_two_processes_draw_what_one_buffer_draws(tmp_path: pathlib.Path) -> Non
         for name, wanted in {"batch": batch, "slots": draw.slots, "probability": draw.probability}.items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in drawn]), wanted)
         np.testing.assert_array_equal([part["smallest"] for part in drawn], [draw.smallest] * 2)
-
-
-@pytest.mark.parametrize(
-    ("error", "text", "arguments"),
-    [
-        (ValueError, "by Uniform or Prioritized, got Fifo.*law='balanced'", {"buffer": Buffer(8, Fifo())}),
-        (ValueError, "highest_ever", {"buffer": Buffer(8, Prioritized(new_items="highest_stored"))}),
-        (ValueError, "'global' or 'balanced', got 'local'", {"law": "local"}),
-        (ValueError, "'split' or 'replicated', got 'here'", {"batches": "here"}),
-        (TypeError, "one mesh axis, got \\('a', 'b'\\)", {"axis": ("a", "b")}),
-        (TypeError, "fbuf.Buffer, got 8", {"buffer": 8}),
-    ],
-)
-def test_rules_that_cannot_be_kept_are_refused(error: type[Exception], text: str, arguments: dict[str, Any]) -> None:
-    with pytest.raises(error, match=text):
-        Sharded(**({"buffer": Buffer(8)} | arguments))
