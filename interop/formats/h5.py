@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
-from fbuf.checkpoint.tree import parse_json
+from fbuf.checkpoint.manifest import parse_json
 from fbuf.checkpoint.writing import flush
 from interop.checkpoint.state import LoadOptions
 from interop.checkpoint.tensor_states import as_array
