@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from interop.buffers.request import Request
+from interop.host.threads import renew_in_children
 from interop.shared.storage_lock import Held
-from interop.shared.thread_lock import renew_in_children
 
 
 class Prefetch:

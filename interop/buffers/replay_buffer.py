@@ -29,15 +29,14 @@ from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.doors.to_fbuf import to_fbuf
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
+from interop.host.threads import Lock, renew_in_children, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.consuming import consuming
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
-from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
-from interop.shared.thread_lock import Lock, renew_in_children
 from interop.storages import Storage, TensorStorage
 from interop.storages import planning as of_storages
 from interop.storages.batches import read_batch

@@ -21,10 +21,9 @@ from interop.buffers.request import Part, Request
 from interop.checkpoint.state import Aliases, LoadOptions
 from interop.data.numbers import whole
 from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
+from interop.host.threads import Lock, uninterrupted
 from interop.samplers import Sampler
 from interop.samplers.drawing import names_slots
-from interop.shared.interrupts import uninterrupted
-from interop.shared.thread_lock import Lock
 from interop.transforms.chain import Compose
 from interop.transforms.order import Order, in_order
 

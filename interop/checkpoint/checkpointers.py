@@ -10,7 +10,7 @@ from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source,
 from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
 from interop.checkpoint.values import decode, encode
-from interop.shared.interrupts import uninterrupted
+from interop.host.threads import uninterrupted
 
 if TYPE_CHECKING:
     from interop.storages import Storage, StorageEnsemble, TensorStorage

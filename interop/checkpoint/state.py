@@ -30,7 +30,7 @@ from fbuf.checkpoint import (
 )
 from interop.checkpoint.values import decode, encode
 from interop.data.class_names import class_of
-from interop.shared.interrupts import uninterrupted
+from interop.host.threads import uninterrupted
 
 
 @dataclass(frozen=True)

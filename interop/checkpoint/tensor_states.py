@@ -15,7 +15,7 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data import bridge
 from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
-from interop.shared.interrupts import uninterrupted
+from interop.host.threads import uninterrupted
 
 if TYPE_CHECKING:
     from interop.host.rows import Rows

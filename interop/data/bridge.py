@@ -1,8 +1,8 @@
-"""Tensors from torch to JAX and back over DLPack: the only file that knows both libraries' arrays.
+"""Tensors from torch to JAX and back over DLPack.
 
-Values and dtypes cross exactly, whatever JAX's 64-bit setting, which is never changed for the caller. `to_jax` and
-`to_torch` copy unless told otherwise, so that neither side sees what the other does later. On a GPU both directions
-order the streams through DLPack: what was queued before the call is finished before the data is read.
+Values and dtypes cross exactly, also where JAX's 64-bit types are off; that setting is not changed for the caller.
+`to_jax` and `to_torch` copy by default. On a GPU, DLPack orders the streams: work that was queued before the call is
+finished before the data is read.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context in which JAX runs on the device what is not tied to another one."""
+    """A context in which the device is JAX's default device."""
     settings.start_jax()
     if jax.default_backend() == _PLATFORMS.get(device.type):
         return _NOTHING
@@ -49,10 +49,7 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def exact(device: torch.device | None = None) -> contextlib.AbstractContextManager[Any]:
-    """A context in which JAX keeps 64-bit types. Outside it JAX narrows int64 and float64 without a word.
-
-    With a device JAX also runs there what is not tied to another one.
-    """
+    """A context in which JAX keeps int64 and float64, which it narrows outside, and in which the device is its default."""
     settings.start_jax()
     if device is None or (place := on(device)) is _NOTHING:
         return jax.enable_x64(True)
@@ -65,11 +62,10 @@ def exact(device: torch.device | None = None) -> contextlib.AbstractContextManag
 def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
     """The tensor as a JAX array of the same shape and dtype on the same device.
 
-    Any strides, zero-size, 0-d, pinned and requires-grad tensors (the graph is left behind). With `copy=False` the
-    memory is shared where it can be (dense, on the CPU aligned to 64 bytes): then the tensor must not be written while
-    the array is in use. TypeError for a dtype outside `DTYPES` or a tensor that is not strided; RuntimeError for a
-    device JAX does not see. Arrays of 64-bit types are exact here, but operations on them narrow unless JAX's 64-bit
-    types are on (`jax.enable_x64`). Cost: one copy of the data, or none.
+    The graph of a tensor that requires grad is left behind. With `copy=False` dense memory, on the CPU aligned to 64
+    bytes, is shared: then the tensor must not be written while the array is in use. Arrays of 64-bit types are exact,
+    but operations narrow them unless JAX's 64-bit types are on (`jax.enable_x64`). TypeError for a dtype outside
+    `DTYPES` or a tensor that is not strided, RuntimeError for a device that JAX does not see.
     """
     dense = plain(tensor)
     fresh = dense.data_ptr() != tensor.data_ptr() or dense.numel() == 0
@@ -103,7 +99,7 @@ def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor's values as a dense, ordinary tensor without a graph; the same memory where it is so already."""
+    """The values as a dense, ordinary tensor without a graph; without a copy where it is one already."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in DTYPES:
@@ -117,12 +113,12 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def numpy_view(tensor: Tensor) -> np.ndarray:
-    """A NumPy array over the memory of a CPU tensor, any strides; bfloat16 shows as int16 of the same bits."""
+    """A NumPy view of a CPU tensor; bfloat16 appears as int16 of the same bits."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def hand_over(array: jax.Array, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor that takes the memory of a fresh array which nothing else holds: free to be changed. Cast to `dtype`."""
+    """A writable tensor in the memory of a fresh array that nothing else holds, cast to `dtype`."""
     if not _on_cpu(array):
         tensor = torch.from_dlpack(array)
         return tensor if dtype is None else tensor.to(dtype)
@@ -178,13 +174,6 @@ def _known() -> str:
     return "these can: " + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 
 
-def _silence_read_only() -> None:
-    """Have torch give now, unseen, the warning that it gives once: JAX marks arrays read-only, `hand_over` knows better."""
-    frozen = np.zeros(1)
-    frozen.flags.writeable = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.from_numpy(frozen)
-
-
-_silence_read_only()
+with warnings.catch_warnings():  # torch warns once of read-only arrays, as JAX's are: let it do so now, unseen
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.broadcast_to(0.0, 1))

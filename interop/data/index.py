@@ -1,4 +1,4 @@
-"""What users index with."""
+"""Indices that users pass: ints, slices, masks, arrays and tensors, over rows and lanes."""
 
 import math
 import operator
@@ -19,7 +19,7 @@ def as_int(index: Any) -> int | None:
 
 
 def as_list(index: Any, length: int) -> list[int]:
-    """Places named by a slice, range, list, array, mask or tensor over `length` items. TypeError for floats."""
+    """The places of a slice, range, list, array, mask or tensor over `length` items. TypeError for floats."""
     if isinstance(index, slice):
         return list(range(*index.indices(length)))
     if isinstance(index, range):
@@ -34,18 +34,9 @@ def as_list(index: Any, length: int) -> list[int]:
 
 def as_tensor(index: Any) -> Tensor:
     """An int64 or bool tensor for a list, range, array or tensor. TypeError for anything else, floats included."""
-    if isinstance(index, range):
-        return (
-            torch.arange(index.start, index.stop, index.step, device="cpu")
-            if index
-            else torch.zeros(0, dtype=torch.int64, device="cpu")
-        )
-    if not isinstance(index, Tensor | np.ndarray | list):
+    if not isinstance(index, Tensor | np.ndarray | list | range):
         raise TypeError(f"cannot index with {type(index).__name__}")
-    if isinstance(index, Tensor):
-        tensor = index
-    else:
-        tensor = torch.as_tensor(np.asarray(index, order="C") if isinstance(index, np.ndarray) else index, device="cpu")
+    tensor = index if isinstance(index, Tensor) else torch.as_tensor(np.asarray(index, order="C"), device="cpu")
     if tensor.numel() == 0 and not isinstance(index, Tensor):
         return tensor.to(torch.int64)
     if tensor.dtype == torch.bool and tensor.ndim:
@@ -63,7 +54,7 @@ def is_basic(index: Any) -> bool:
 
 
 def spelled_out(index: tuple[Any, ...], dims: int) -> tuple[Any, ...]:
-    """The index of an array of `dims` dims with slices for its Ellipsis: right for arrays that have further dims too."""
+    """The index with slices in the place of its Ellipsis, for an array whose first `dims` dims are indexed."""
     at = [place for place, each in enumerate(index) if each is Ellipsis]
     if len(at) != 1:
         return index
@@ -76,7 +67,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
-    """The shape that indexing an array of `shape` gives; IndexError out of range, but for an int. Touches no memory."""
+    """The shape that an index gives on an array of `shape`. IndexError out of range, except for an int."""
     if isinstance(index, int):
         return shape[1:]
     if isinstance(index, Tensor) and index.dtype == torch.int64:  # torch would gather, in threads
@@ -85,9 +76,9 @@ def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
 
 
 def in_range(index: Tensor, filled: int, whole: int | None = None) -> Tensor:
-    """The index with negative entries counted from the end of the filled rows; IndexError out of range.
+    """The index without negative entries, which count from the end of the filled rows. IndexError out of range.
 
-    The range ends with the filled rows, or with all of them where `whole` says how many there are.
+    The range ends with the filled rows or, where `whole` is given, with all rows.
     """
     if index.numel():
         low, high = torch.aminmax(index)
@@ -104,11 +95,11 @@ def in_range(index: Tensor, filled: int, whole: int | None = None) -> Tensor:
 
 
 def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
-    """The places over [rows, *lanes] = `lead` that an index names: of rows alone, or a tuple of rows and lanes.
+    """The places of an index over [rows, *lanes] = `lead`: rows alone, or a tuple of rows and lanes.
 
-    Rows become an int, a slice or an int64 tensor on the CPU, none negative: a row is counted from the end of those
-    that are filled. They may lie beyond; a slice that does not say where it stops does so at `end`. IndexError out of
-    range, TypeError for what is no index.
+    Rows become an int, a slice or an int64 tensor on the CPU, without negative numbers, which count from the end of the
+    filled rows. They may lie beyond the filled rows; a slice without a stop ends at `end`. IndexError out of range,
+    TypeError for what is no index.
     """
     if isinstance(index, int) and not isinstance(index, bool):
         return _row(index, filled, lead[0])
@@ -153,7 +144,7 @@ def _bound(given: Any, default: int, filled: int) -> int:
 
 
 def reach(places: Any, filled: int) -> tuple[int, bool]:
-    """One past the last row that resolved places name, and whether all rows from `filled` to there are, as a whole."""
+    """One past the last row of resolved places, and whether they cover all rows from `filled` to there, in all lanes."""
     if isinstance(places, int):
         return places + 1, places <= filled
     rows = places[0] if isinstance(places, tuple) else places
@@ -168,20 +159,16 @@ def reach(places: Any, filled: int) -> tuple[int, bool]:
 
 
 def whole_rows(places: Any) -> bool:
-    """Whether resolved places leave out no lane."""
+    """Whether resolved places have all lanes of their rows."""
     rest = places[1:] if isinstance(places, tuple) else ()
     return all(isinstance(each, slice) and each == slice(None) for each in rest)
 
 
 def flat_slots(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
-    """The slots over [rows, *lanes], flat, that resolved places name, in the shape of data there. O(rows named)."""
+    """The flat slots of resolved places over [rows, *lanes], in the shape of data there. O(rows)."""
     first, *rest = places if isinstance(places, tuple) else (places,)
     if isinstance(first, slice):
-        rows = (
-            torch.arange(first.start, first.stop, first.step or 1, device="cpu")
-            if first.start < first.stop
-            else torch.arange(0, device="cpu")
-        )
+        rows = torch.arange(first.start, max(first.start, first.stop), first.step or 1, device="cpu")
         local: Any = slice(None)
     else:
         named = torch.as_tensor(first, device="cpu")

@@ -1,21 +1,20 @@
-"""Which members of an ensemble are meant: by an index, or by the "index" of a sample."""
+"""Members of an ensemble: by an index, or by the "index" of a sample."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.data.class_names import class_of
-from interop.data.index import as_int, as_tensor
+from interop.data.index import as_int, as_list
 
 Member = TypeVar("Member")
 Whole = TypeVar("Whole")
 
 
 def of_kind(name: str, given: Sequence[Any], kind: type, but_not: type | None = None) -> tuple[Any, ...]:
-    """The members given; TypeError for one of another kind, ValueError for none."""
+    """The members of an ensemble. TypeError for one of another kind, ValueError for none."""
     if not given:
         raise ValueError(f"an ensemble needs at least one {name}")
     for place, member in enumerate(given):
@@ -32,9 +31,9 @@ def is_all(index: Any) -> bool:
 
 
 def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[list[int]], Whole]) -> Member | Whole:
-    """The member at an int, the whole ensemble for `:`, and for any other index `over(places)`, an ensemble of some.
+    """The member at an int, the whole ensemble for `:`, and `over(places)`, an ensemble of some, for any other index.
 
-    IndexError for a tuple, which indexes into the members. Otherwise the errors of `named`.
+    IndexError for a tuple of several, which indexes into the members. Otherwise the errors of `named`.
     """
     if isinstance(index, tuple):
         if len(index) != 1:
@@ -47,25 +46,14 @@ def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[
 
 
 def named(index: Any, count: int) -> int | list[int]:
-    """One of `count` places for an int, a list of them for a slice, `...`, list, range, array, mask or tensor.
+    """One of `count` places for an int; a list of places for a slice, `...`, list, range, array, mask or tensor.
 
-    IndexError out of range, or where none is named; TypeError for floats and for what is no index; RuntimeError for
-    more than one dim.
+    IndexError out of range or for no place, TypeError for floats and for what is no index.
     """
     single = as_int(index)
     if single is not None:
         return _in_range(single, count)
-    if isinstance(index, slice) or index is Ellipsis:
-        places = list(range(count))[slice(None) if index is Ellipsis else index]
-    else:
-        given = as_tensor(index)
-        if given.ndim > 1:
-            raise RuntimeError(f"an ensemble is indexed with one dim of members, got a tensor of {given.ndim} dims")
-        if given.dtype == torch.bool:
-            if given.shape[0] != count:
-                raise IndexError(f"the mask has {given.shape[0]} entries, the ensemble {count} members")
-            given = given.nonzero()[:, 0]
-        places = [_in_range(place, count) for place in given.tolist()]
+    places = [_in_range(place, count) for place in as_list(slice(None) if index is Ellipsis else index, count)]
     if not places:
         raise IndexError("the index names no member, an ensemble needs at least one")
     return places
@@ -78,13 +66,13 @@ def _in_range(place: int, count: int) -> int:
 
 
 def routed(index: Any, ndims: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For the members that the "index" of a sample names: the place, which of the entries are its own, and their slots.
+    """The part of each member in the "index" of a sample: its place, the numbers of its entries, and their slots.
 
     Args:
-        index: a tensordict with "index" and "buffer_ids", whose entries are counted in order.
+        index: a tensordict with "index" and "buffer_ids", whose entries are numbered in order.
         ndims: the number of item dims of each member.
 
-    TypeError for another index, IndexError for a member that there is not.
+    TypeError for another index, IndexError for a member that does not exist.
     """
     start = 0
     for slots, ids in _pieces(index):
@@ -107,7 +95,7 @@ def routed(index: Any, ndims: Sequence[int]) -> Iterator[tuple[int, Tensor, Tens
 
 
 def _pieces(index: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Slots and members, dense; part by part where these are not alike."""
+    """Slots and members as dense tensors, in parts where their shapes differ."""
     if isinstance(index, LazyStackedTensorDict):
         for part in index.unbind(0):
             yield from _pieces(part)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def each_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
-    """The change made to a tensor or tensordict, or to each leaf of a pytree."""
+    """Apply a change to a tensor or tensordict, or to each leaf of a pytree."""
     if isinstance(data, Tensor) or is_tensor_collection(data):
         return change(data)
     if isinstance(data, dict):
-        return _like(data, {key: each_leaf(value, change) for key, value in data.items()})
+        return _dict_of(data, {key: each_leaf(value, change) for key, value in data.items()})
     if isinstance(data, tuple | list):
         return row_of(type(data), [each_leaf(value, change) for value in data])
     return change(data)
@@ -41,7 +41,7 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
         target[index] = value
         return target
     if isinstance(target, dict):
-        return _like(target, {key: assigned(held, index, value[key]) for key, held in target.items()})
+        return _dict_of(target, {key: assigned(held, index, value[key]) for key, held in target.items()})
     return row_of(type(target), [assigned(held, index, new) for held, new in zip(target, value, strict=True)])
 
 
@@ -61,8 +61,8 @@ def length_of(data: Any) -> int:
     return lead[0] if lead else len(data)
 
 
-def _like(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
-    """A dict of the same kind with other values."""
+def _dict_of(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict of the same class with other values."""
     if type(data) is dict:
         return values
     made = copy.copy(data)
@@ -71,5 +71,5 @@ def _like(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def row_of(kind: Any, values: list[Any]) -> Any:
-    """A tuple, named or not, or list of this kind with these values."""
+    """A tuple, named tuple or list of this class with these values."""
     return kind(*values) if hasattr(kind, "_fields") else kind(values)

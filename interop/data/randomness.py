@@ -9,7 +9,7 @@ import torch
 
 
 class _Word(threading.local):
-    """63 random bits of torch, and NumPy's view of them; made once a thread, a draw is short."""
+    """63 random bits of torch, and NumPy's view of them, made once a thread."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False):  # it outlives the mode that a thread is in now
@@ -30,34 +30,35 @@ def key(generator: torch.Generator | None) -> np.ndarray:
 
 
 class _Rekeyed(threading.local):
-    """A generator of NumPy, made once a thread: to set its state for a draw is cheaper than a new one."""
+    """A generator of NumPy, made once a thread: to set its state is cheaper than to make one."""
 
     def __init__(self) -> None:
         self.bits = np.random.Philox(0)
         self.generator = np.random.Generator(self.bits)
-        self.key: dict[str, Any] = {"counter": _ZEROS, "key": (0, 0)}
-        self.state: Any = {
-            "bit_generator": "Philox",
-            "state": self.key,
-            "buffer": _ZEROS,
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
+        zeros = (0, 0, 0, 0)  # read faster than an array
+        self.key: dict[str, Any] = {"counter": zeros, "key": (0, 0)}
+        more = {"buffer": zeros, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+        self.state: Any = {"bit_generator": "Philox", "state": self.key, **more}
 
 
-_ZEROS = (0, 0, 0, 0)  # read faster than an array
 _rekeyed = _Rekeyed()
 
 
+def generator_of(key: np.ndarray) -> np.random.Generator:
+    """The generator of a raw key, [2] uint32. It is valid until this thread asks for another one."""
+    _rekeyed.key["key"] = (int.from_bytes(key.tobytes(), sys.byteorder), 0)
+    _rekeyed.bits.state = _rekeyed.state
+    return _rekeyed.generator
+
+
 class Seeded:
-    """What draws from the generator of its buffer."""
+    """A component that draws from the generator of its buffer."""
 
     _rng: torch.Generator | None = None
 
     @property
     def buffer_generator(self) -> torch.Generator | None:
-        """The generator that the buffer was given; None for torch's global one."""
+        """The generator of the buffer; None for torch's global one."""
         return self._rng
 
     @buffer_generator.setter
@@ -65,15 +66,8 @@ class Seeded:
         self._rng = generator
 
 
-def generator_of(key: np.ndarray) -> np.random.Generator:
-    """The generator of a raw key, [2] uint32, until this thread asks for another one."""
-    _rekeyed.key["key"] = (int.from_bytes(key.tobytes(), sys.byteorder), 0)
-    _rekeyed.bits.state = _rekeyed.state
-    return _rekeyed.generator
-
-
 class Restored:
-    """A block after which generators are as they were before it if it raises."""
+    """A block that restores generators if it raises."""
 
     __slots__ = ("_before",)
 

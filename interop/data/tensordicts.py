@@ -1,7 +1,4 @@
-"""The insides of tensordict, where its own methods are slow: the only file that knows them.
-
-In versions with other insides the public methods are used.
-"""
+"""Fast paths through private attributes of tensordict; in versions without these attributes its public methods are used."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ held, _dim_names = attrgetter("_tensordict"), attrgetter("_td_dim_names")  # of 
 
 
 def shallow(data: TensorDictBase) -> TensorDictBase:
-    """A tensordict of the same entries, whose own keys may be set and deleted."""
+    """A shallow copy."""
     if type(data) is not TensorDict:
         return data.copy()
     names = data.names
@@ -30,9 +27,9 @@ def shallow(data: TensorDictBase) -> TensorDictBase:
 
 
 def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
-    """Tensordicts of the usual kind as one with a new first dim; None where they are of another, or unlike.
+    """Plain tensordicts stacked along a new first dim; None for other kinds, or where their layouts differ.
 
-    The tensors of a key are put together at once: `torch.stack` of the tensordicts takes twenty times as long.
+    `torch.stack` of the tensordicts takes twenty times as long.
     """
     first = items[0]
     shape, device = first.batch_size, first.device
@@ -58,19 +55,19 @@ def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
 def unchecked(
     source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: list[str | None] | None
 ) -> TensorDictBase:
-    """A tensordict of entries known to fit: without checking each again, where this tensordict can."""
+    """A tensordict of entries that fit, without checks."""
     made: TensorDictBase = _UNCHECKED(source=source, batch_size=batch_size, device=device, names=names)
     return made
 
 
 def entries_of(data: Any) -> dict[str, Any] | None:
-    """What a plain tensordict whose dims have no names holds, not to be changed; None for other data."""
+    """The entries of a plain tensordict whose dims have no names, not to be changed; None for other data."""
     named = type(data) is not PLAIN or (_dim_names(data) and any(data.names))
     return None if named else held(data)
 
 
 def of_entries(entries: Any, batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:
-    """`unchecked` of tensors without names, in a fifth of the time: a copy of what that makes, with these entries."""
+    """`unchecked` for tensors without names, in a fifth of the time."""
     if PLAIN is None:
         return TensorDict(dict(entries), batch_size, device=device)
     made: TensorDictBase = object.__new__(TensorDict)

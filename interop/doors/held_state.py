@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import fbuf
 from fbuf import NotEnoughMemoryError, Plan, memory_plan
 from fbuf.free_memory import place_of
-from interop.shared.interrupts import uninterrupted
-from interop.shared.thread_lock import Lock
+from interop.host.threads import Lock, uninterrupted
 
 _SMALL = 1 << 26  # bytes of a state below which free memory is not asked for, which takes a millisecond
 

@@ -12,7 +12,7 @@ import fbuf
 from interop.data import bridge
 from interop.host import compiled
 from interop.host.priorities import Priorities, PriorityValues, nothing_to_draw, state_of
-from interop.shared.interrupts import uninterrupted
+from interop.host.threads import uninterrupted
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

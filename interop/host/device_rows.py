@@ -11,7 +11,7 @@ from torch import Tensor
 from interop.data import bridge
 from interop.host import compiled
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
-from interop.shared.interrupts import uninterrupted
+from interop.host.threads import uninterrupted
 
 
 def rows_in_jax(device: torch.device) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from interop.data import randomness
-from interop.shared.thread_lock import Lock, renew_in_children
+from interop.host.threads import Lock, renew_in_children
 
 
 class EpochState(NamedTuple):

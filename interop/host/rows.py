@@ -21,10 +21,9 @@ from interop.data import bridge
 from interop.host.device_rows import JaxRows
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
 from interop.host.leaf_rows import LARGE, LeafRows
-from interop.host.maps import Space
+from interop.host.maps import Space, in_shared_memory
 from interop.host.paging import Paging
 from interop.host.runs import Runs
-from interop.shared.shared_int import in_shared_memory
 
 _BRIEF = 1 << 16  # bytes that are copied before another thread would have begun to run
 _move = ctypes.memmove  # lets other threads run meanwhile: where these keep Python busy, it is a while until it goes on

@@ -8,13 +8,13 @@ from tensordict import NestedKey, TensorDictBase, unravel_key
 
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
 from interop.checkpoint.state import as_arrays, as_tensors, described, state_for
+from interop.host.threads import Lock
 from interop.maps.map import TensorDictMap, TensorMap
 from interop.maps.node_map import NodeMap
 from interop.maps.pending_steps import PendingSteps
 from interop.maps.query import QueryModule
 from interop.maps.tree import Path, Tree, node_data_of
 from interop.maps.tree_builder import build
-from interop.shared.thread_lock import Lock
 from interop.storages.lazy import LazyTensorStorage
 
 _DEFAULT_SIZE = 1000

@@ -14,9 +14,9 @@ from torch import Tensor
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
 from interop.checkpoint.state import described, state_for
 from interop.checkpoint.values import decode, encode
+from interop.host.threads import Lock
 from interop.maps.hashes import DEFAULT_COMPONENTS, RandomProjectionHash, SipHash
 from interop.maps.query import QueryModule
-from interop.shared.thread_lock import Lock
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.storage import Storage
 

@@ -18,13 +18,12 @@ from interop.data import bridge
 from interop.data.numbers import not_negative, whole
 from interop.host.device_priorities import DevicePriorities
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
+from interop.host.threads import Lock, uninterrupted
 from interop.samplers import priority_states
 from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import Share
 from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
-from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import OneProcess
-from interop.shared.thread_lock import Lock
 from interop.storages import Storage, TensorStorage, planning
 from interop.storages.priorities import KeptPriorities
 

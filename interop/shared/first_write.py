@@ -1,7 +1,8 @@
-"""Where processes that share a storage find its memory, which whichever of them writes first allocates."""
+"""Memory of a storage that any of several processes allocates: the first one that writes."""
 
 import os
 import pickle
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -9,95 +10,86 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from interop.data.layout import Layout
-from interop.host.maps import from_file
-from interop.shared.files import Files
-from interop.shared.shared_int import SharedInt
-from interop.storages import planning
-
-_DESCRIPTION = "description"
+from interop.host.maps import bytes_of, from_file
+from interop.shared.folder import refuse_full, zeros
+from interop.shared.memory import Memory
 
 
 class FirstWrite:
-    """The folder in which processes find the memory of a storage. It goes with `owner`, in the process that made it.
+    """The temporary folder in which processes find the memory of a storage. The lock of the storage is held.
 
-    The lock of the storage is held for reading and writing; a description is there as a whole or not at all.
-
-    Attributes:
-        epoch: how often memory was given up for items of another layout. Memory of an earlier epoch holds nothing.
+    The process that made it removes it when `owner` is deleted, unless it was asked to keep it.
     """
 
     def __init__(self, owner: Any, cleanup: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="interop_storage_init_"))
         self.values = self.folder / "values"  # of text and ragged rows
-        self.epoch = SharedInt()
+        self._description = self.folder / "description"
+        self._memory = Memory(8)
         if cleanup:
             weakref.finalize(owner, _remove, self.folder, os.getpid())
 
+    @property
+    def epoch(self) -> int:
+        """How often memory was given up for items of another layout. Memory of an earlier epoch is invalid."""
+        return int(self._memory.bytes.view(np.int64)[0])
+
     def allocate(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-        """Zeros in files of the folder. OSError where the disk has no room; nothing is left then."""
-        self.refuse_gone()
-        sizes = [
-            max(1, torch.Size(shape).numel() * dtype.itemsize) for shape, dtype in zip(shapes, dtypes, strict=True)
-        ]
-        planning.refuse_files(str(self.folder), {f"of leaf {place}": size for place, size in enumerate(sizes)})
-        paths = [self.folder / f"{os.getpid()}-{place}.memmap" for place in range(len(shapes))]
-        files = Files()
+        """Zeros in new files. OSError where the disk has no room; nothing is left then."""
+        self._refuse_gone()
+        stem = secrets.token_hex(8)
+        paths = [self.folder / f"{stem}-{leaf}.memmap" for leaf in range(len(shapes))]
+        sizes = list(map(bytes_of, shapes, dtypes))
+        refuse_full(self.folder, {f"of leaf {leaf}": size for leaf, size in enumerate(sizes)})
         try:
             for path, size in zip(paths, sizes, strict=True):
-                files.claim(self.folder, path.name, existsok=True)
-                files.reserve(path, size)
-            files.put_in_place()
-            return [from_file(*each) for each in zip(paths, shapes, dtypes, strict=True)]
+                zeros(path, size)
+            return list(map(from_file, paths, shapes, dtypes))
         except BaseException:
-            files.remove()
+            for path in paths:
+                path.unlink(missing_ok=True)
             raise
 
     def publish(self, layout: Layout, lead: tuple[int, ...], tensors: Sequence[Tensor]) -> None:
-        """Have others find mapped tensors of shape [*lead, ...]."""
-        self.refuse_gone()
+        """Let other processes find mapped tensors of shape [*lead, ...]."""
+        self._refuse_gone()
         places = [(getattr(each, "filename", None), tuple(each.shape), each.dtype) for each in tensors]
-        beside = self.folder / f"{_DESCRIPTION}.{os.getpid()}"
-        beside.write_bytes(pickle.dumps((layout.keeping(None), lead, places, self.epoch.value)))
-        os.replace(beside, self.folder / _DESCRIPTION)
+        scratch = self.folder / f"description.{os.getpid()}"
+        scratch.write_bytes(pickle.dumps((self.epoch, layout.keeping(None), lead, places)))
+        os.replace(scratch, self._description)
 
     def found(self) -> tuple[Layout, tuple[int, ...], list[Tensor]] | None:
         """What was published in this epoch; None where nothing was."""
-        described = _read(self.folder)
-        if described is None or described[-1] != self.epoch.value:
+        try:
+            described = self._description.read_bytes()
+        except FileNotFoundError:
             return None
-        layout, lead, places = described[:3]
-        return layout, lead, [from_file(*place) for place in places]
+        # Written by a process of this family, in a folder that only this user may read.
+        epoch, layout, lead, places = pickle.loads(described)
+        return (layout, lead, [from_file(*place) for place in places]) if epoch == self.epoch else None
 
     def renew(self) -> None:
-        """Have every process give up the memory, and remove its files."""
-        self.epoch.value += 1
+        """Make every process give up the memory, and remove its files."""
+        self._memory.bytes.view(np.int64)[0] += 1
         self.withdraw()
         for path in self.folder.glob("*.memmap"):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.values, ignore_errors=True)
 
     def withdraw(self) -> None:
-        """Have nothing be found of what was published and not used."""
-        (self.folder / _DESCRIPTION).unlink(missing_ok=True)
+        """Take back what was published and not used."""
+        self._description.unlink(missing_ok=True)
 
-    def refuse_gone(self) -> None:
-        """RuntimeError where the folder went with the storage that was built first."""
+    def _refuse_gone(self) -> None:
         if not self.folder.is_dir():
             raise RuntimeError(
-                f"{self.folder} is gone, in which processes were to find this storage: the one that made it has ended"
+                f"{self.folder} is gone, in which processes find the memory of this storage: its maker has ended"
             )
-
-
-def _read(folder: Path) -> Any:
-    try:
-        described = (folder / _DESCRIPTION).read_bytes()
-    except FileNotFoundError:
-        return None
-    return pickle.loads(described)  # of a process of this family, in a folder of this user alone
 
 
 def _remove(folder: Path, maker: int) -> None:

@@ -1,300 +1,354 @@
-"""The folder of a storage that can be opened again: who owns it, and how it comes into being though one may be killed.
+"""The folder of a storage in files: who owns it, and how its files come into being though a process may be killed.
 
-`storage.lock` is locked by the owner, and lists the files that it makes, before it makes them. `storage.json` describes
-the storage. It appears when all files are there at their full size: without it what is listed is what an unfinished
-creation has left, which the next one removes.
+`storage.lock` is locked by the owner. It lists the files of the storage, each before it is made. `storage.json`
+describes the storage and is the last file to appear: without it, the listed files are the rest of an unfinished
+creation, which the next owner removes.
 """
 
 import contextlib
 import copyreg
-import errno
 import fcntl
 import gc
 import json
 import os
+import secrets
+import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
-from interop.shared.files import Files, check_folders, write
-from interop.shared.thread_lock import renew_in_children
+from fbuf.memory_plan import Plan, Share
+from interop.host.threads import renew_in_children
 from interop.shared.undo import commits_of
-from interop.storages import planning
 
 DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
 VALUES = "storage.values"  # a folder
 OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES, VALUES)
 _FORMAT = 2
 _LONGEST = 1 << 26  # bytes of a description
+_CHUNK = bytes(1 << 20)
 
 
-class Owner:
-    """The lock of a folder, held by one storage and the worker processes that have it. Released by the last of them.
+class Folder:
+    """A folder that one storage owns, together with the worker processes that were given the storage.
 
-    RuntimeError if another storage holds it, in this process or in another. CheckpointCorrupt for a lock file with other
-    content.
+    The kernel ends the ownership with the last of these processes. RuntimeError at construction where another storage
+    owns the folder, in this process or in another one.
 
     Attributes:
-        is_open: whether this process holds it, perhaps as a worker.
-        is_here: whether this process took it and still holds it.
+        is_open: whether this process, the owner or a worker, may write.
+        is_here: whether this process is the owner, and has not closed the folder.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.path = root / LOCK
-        self._pid = os.getpid()
+    def __init__(self, path: Path) -> None:
+        self._path, self._pid, self._handle = path, os.getpid(), -1
         self.is_here = self.is_open = True
         renew_in_children(self)
-        self._handle, self.is_new = self._locked()
+        self._holds_storage = False  # which this object made or opened
+        self._made = [each for each in (path, *path.parents) if not each.exists()]
         try:
-            self.list(self.noted())
+            path.mkdir(parents=True, exist_ok=True)
+            self._is_new = not os.path.lexists(path / LOCK)
+            self._handle = _locked(path / LOCK)
+            self._list(self.files())
         except BaseException:
             self.close()
+            self._remove_folders()
             raise
 
-    def _locked(self) -> tuple[int, bool]:
-        mine = True
-        while True:
-            new = not os.path.lexists(self.path)
-            handle = _plain(self.path, os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.lexists(self.path) and os.path.samestat(os.fstat(handle), os.lstat(self.path)):
-                    return handle, new
-                os.close(handle)  # its owner has removed it meanwhile
-            except BlockingIOError:
-                try:
-                    pid: Any = _listed(handle, self.path)[0]
-                except CheckpointCorrupt:
-                    pid = "unknown"
-                finally:
-                    os.close(handle)
-                if pid == os.getpid() and mine:  # of a storage that nobody has any more, perhaps
-                    mine = False
-                    gc.collect()
-                    continue
-                who = "another storage of this process" if pid == os.getpid() else f"the process {pid}"
-                raise RuntimeError(
-                    f"{self.path.parent} is in use by {who} (pid {pid}): only one writes to it, and the workers that it "
-                    "starts. Open it with mode='r' to read, or wait until that one is gone"
-                ) from None
-            except BaseException:
-                os.close(handle)
-                raise
-
-    def noted(self) -> list[str]:
-        """The files that are listed by now, by another process with this right perhaps."""
-        return _listed(self._handle, self.path)[1]
-
-    def list(self, names: list[str]) -> None:
-        """Note which files are made here, in one write."""
-        self.listed = names
-        text = json.dumps({"pid": self._pid, "files": names})
-        line = f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
-        os.lseek(self._handle, 0, os.SEEK_SET)
-        write(self._handle, line)
-        os.ftruncate(self._handle, len(line))
-
-    def clear(self, keep: frozenset[str] = frozenset()) -> None:
-        """Remove the files that are listed, the description first."""
-        for path in files_below(self.path.parent, set(self.listed) - keep - {LOCK}):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+    @property
+    def path(self) -> Path:
+        """The folder. RuntimeError where it was removed or renamed."""
+        if _is_at(self._handle, self._path / LOCK):
+            return self._path
+        raise RuntimeError(
+            f"{self._path} was removed or renamed while the storage in it was open: give the folder its name again, or open "
+            "the storage anew"
+        )
 
     def renew(self) -> None:
-        self.is_here = False
+        self.is_here = False  # in a forked child
 
     def close(self) -> None:
-        """Release the lock in this process."""
+        """Give up the folder, in this process."""
         self.is_here = self.is_open = False
         handle, self._handle = self._handle, -1
         if handle >= 0:
-            os.close(handle)  # to unlock it would unlock it for workers, too
+            os.close(handle)  # not unlocked: that would unlock it for workers, too
 
-    def folder(self) -> Path:
-        """Where the folder is now: it may have been renamed, and its name be another's. RuntimeError where it is gone."""
-        held, now = os.fstat(self._handle), _name_of(self._handle)
-        for path in (self.path, now):
-            if path is not None and path.name == LOCK and _is_at(held, path):
-                return path.parent
-        here = self.path.parent
-        found = "the folder of that name is another one" if here.exists() else "there is no folder of that name"
-        raise RuntimeError(
-            f"{here} was removed, or renamed, while the storage in it was open: {found}, and its lock is "
-            f"{'not to be found' if now is None else f'at {now}'}. Give the folder its name again, or open it by the new one"
-        )
+    def files(self) -> list[str]:
+        """The listed files; a worker may have changed the list."""
+        return _listed(self._handle)[1]
 
-    def __reduce__(self) -> Any:
-        return copyreg.__newobj__, (Owner,), (DupFd(self._handle), self.folder() / LOCK, self._pid)  # type: ignore[attr-defined]
+    def opened(self) -> None:
+        """The storage that is in the folder goes on."""
+        self._holds_storage = True
 
-    def __setstate__(self, state: tuple[Any, Path, int]) -> None:
-        duplicate, self.path, self._pid = state
-        self._handle, self.is_new, self.listed = duplicate.detach(), False, []
-        self.is_here, self.is_open = False, True
+    def _list(self, names: Iterable[str]) -> None:
+        line = json.dumps({"pid": self._pid, "files": sorted(set(names))}).encode() + b"\n"
+        os.pwrite(self._handle, line, 0)
+        os.ftruncate(self._handle, len(line))
 
+    # ------------------------------------------------------------------ files
 
-def _name_of(handle: int) -> Path | None:
-    """What the file is called by now, where the system tells."""
-    try:
-        return Path(os.readlink(f"/proc/self/fd/{handle}"))
-    except OSError:
-        return None
+    def make(
+        self,
+        sizes: Mapping[str, int],
+        texts: Mapping[str, str],
+        described: Mapping[str, Any],
+        existsok: bool = False,
+        fill: Callable[[], None] | None = None,
+    ) -> None:
+        """Make files of zeros, texts and a description: all of them, or none where it raises.
 
+        A storage that this object holds already keeps its state file, and a kill leaves it as it was or as it is to be.
 
-def _is_at(held: os.stat_result, path: Path) -> bool:
-    try:
-        return os.path.samestat(held, os.lstat(path))
-    except OSError:
-        return False
+        Args:
+            sizes: bytes by name.
+            existsok: replace files and a storage that are there, whose rows are lost then.
+            fill: the files are added to those of the storage; it writes them before the description names them.
 
-
-def files_below(root: Path, names: Iterable[str]) -> Iterator[Path]:
-    """Those of the names that are files in the folder, or in real folders in it, a description first."""
-    for name in sorted(names, key=lambda name: name != DESCRIPTION):
-        parts = Path(name).parts
-        if not parts or ".." in parts or Path(name).is_absolute():
-            continue
-        try:
-            check_folders(root, name)
-            mode = os.lstat(root / name).st_mode
-        except (CheckpointCorrupt, OSError):  # what is not there, or cannot be, is of no other
-            continue
-        if not stat.S_ISDIR(mode):
-            yield root / name
-
-
-def _plain(path: Path, flags: int) -> int:
-    """A descriptor of a plain file. CheckpointCorrupt for a link, a folder or whatever else."""
-    try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise
-    else:
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            return handle
-        os.close(handle)
-    raise CheckpointCorrupt(f"{path} should be a plain file, found a link, a folder or something else")
-
-
-def _listed(handle: int, path: Path) -> tuple[Any, list[str]]:
-    """The process that wrote the lock file last, and which files it was making. Nothing of a file that was half written."""
-    checksum, _, text = os.pread(handle, _LONGEST, 0).partition(b"\n")[0].partition(b" ")
-    if checksum != f"{zlib.crc32(text):08x}".encode():
-        return "unknown", []
-    try:
-        fields = Fields(json.loads(text), str(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{path} is damaged: {error}") from error
-    names = fields.items("files")
-    if not all(isinstance(name, str) and _may_name(name) for name in names):
-        raise CheckpointCorrupt(f"{path}: files should be names of files")
-    return fields.whole("pid"), names
-
-
-def _may_name(name: str) -> bool:
-    """Whether a file can have this name."""
-    try:
-        return b"\0" not in os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-
-
-# ------------------------------------------------------------------ making it
-
-
-def is_there(root: Path) -> bool:
-    """Whether a storage is there that was ever written; another one is as good as an unfinished one."""
-    try:
-        return (root / DESCRIPTION).exists() and commits_of(root / STATE) > 0
-    except FileNotFoundError:
-        return False
-
-
-def own(root: Path) -> tuple[Owner, Files]:
-    """Make a folder, where it is missing, and take it; with what was made for that."""
-    files = Files()
-    try:
-        files.folder(root)
-        owner = Owner(root)
-        if owner.is_new:
-            files.adopt([owner.path])
-    except BaseException:
-        files.remove()
-        raise
-    return owner, files
-
-
-def make(
-    root: Path,
-    sizes: Mapping[str, int],
-    texts: Mapping[str, str],
-    described: Mapping[str, Any],
-    existsok: bool,
-    owner: Owner | None = None,
-    fill: Callable[[], None] | None = None,
-) -> tuple[Owner, Files]:
-    """Make files of zeros, texts and a description, all or none.
-
-    RuntimeError where files of these names or a storage are there, unless that is ok: then they are replaced, and no row of
-    them is seen again. OSError where the disk is full.
-
-    Args:
-        described: what the storage is.
-        owner: of the storage that is there. It goes on with the state that it has, and other files. A process that is
-            killed within this leaves it as it was, or as it is to be.
-        fill: the files come beside those of the storage that is there: writes them, before texts and description replace
-            those that do not name them.
-    """
-    goes_on = owner is not None
-    owner, files = (owner, Files()) if owner is not None else own(root)
-    listed = owner.listed
-    try:
-        owner.listed = listed = owner.noted()  # a worker may have been killed making them
-        there = goes_on or is_there(root)
-        if fill is not None:
-            owner.clear(frozenset(listed) - sizes.keys())  # what one has left that was broken off
-        elif there and not (existsok or goes_on):
+        RuntimeError where a storage or files of these names are there, OSError where the disk is full,
+        `CheckpointCorrupt` where a link is in the place of a subfolder.
+        """
+        root, listed, held = self.path, self.files(), self._holds_storage
+        if not held and not is_there(root):
+            self._remove(listed)  # an unfinished creation
+            listed = []
+        elif not held and not existsok:
             raise RuntimeError(
                 f"{root} already exists as a storage: LazyMemmapStorage.open() goes on with it, existsok=True puts a new "
                 "one in its place"
             )
-        elif not there:
-            owner.clear()
-            listed = []
-            owner.list(listed)
-        new = {name: size for name, size in sizes.items() if not (goes_on and name == STATE)}
-        for name in (*new, *texts):
-            files.claim(root, name, existsok or (goes_on and name in listed))
-        files.claim(root, DESCRIPTION, existsok or goes_on, aside=True)
-        kept = {*sizes, *texts, DESCRIPTION, *(listed if fill is not None else ())}
-        made = kept | {path.relative_to(root).as_posix() for path in files.names}
-        owner.list(sorted(made | set(listed)))
-        planning.refuse_files(str(root), new)
-        for name, size in new.items():
-            files.reserve(root / name, size)
-        for name, text in texts.items():
-            files.write(root / name, text)
-        files.write(root / DESCRIPTION, sealed({"format": _FORMAT, "files": dict(sizes), **described}))
-        if not goes_on:
-            owner.clear(keep=frozenset(made - {DESCRIPTION}))  # what is there now is no storage any more
-        if fill is not None:
-            fill()
-        files.put_in_place()
-        if goes_on:
-            owner.clear(keep=frozenset(kept))
-        owner.list(sorted(kept))
-    except BaseException:
-        files.remove()
-        with contextlib.suppress(OSError):
-            owner.list(listed)
-        if not goes_on:
-            owner.close()
-        raise
-    return owner, files
+        sizes = {name: size for name, size in sizes.items() if not (held and name == STATE)}
+        texts = {**texts, DESCRIPTION: sealed({"format": _FORMAT, **described})}
+        beside = {name: _beside(name) for name in (*sizes, *texts)}
+        replaceable = {*listed, DESCRIPTION} if held else set()
+        for name in beside:
+            refuse_existing(root, name, existsok or name in replaceable)
+        placed: list[str] = []
+        try:
+            self._list([*listed, *beside, *beside.values()])
+            refuse_full(root, sizes)
+            for name, size in sizes.items():
+                zeros(root / beside[name], size)
+            for name, text in texts.items():
+                _parent(root / beside[name]).write_text(text)
+            if not held:  # what is there now is a storage no more
+                self._remove([DESCRIPTION, PRIORITIES, *(set(listed) - beside.keys())])
+            for name in sizes:
+                os.replace(root / beside[name], root / name)  # a process that has the old file open keeps it
+                placed.append(name)
+            if fill is not None:
+                fill()
+            for name in texts:
+                os.replace(root / beside[name], root / name)
+        except BaseException:
+            self._remove([*beside.values(), *placed])
+            with contextlib.suppress(OSError):
+                self._list(listed)
+            raise
+        kept = {STATE, *beside, *(listed if fill is not None else ())}
+        self._remove(set(listed) - kept)
+        self._list(kept)
+        self._holds_storage = True
+
+    def add(self, name: str, size: int) -> None:
+        """Make one more file of zeros, which replaces a file of this name."""
+        root, beside, listed = self.path, _beside(name), self.files()
+        self._list([*listed, name, beside])
+        try:
+            zeros(root / beside, size)
+            os.replace(root / beside, root / name)
+        except BaseException:
+            self._remove([beside])
+            raise
+        self._list([*listed, name])
+
+    def abandon(self) -> None:
+        """Give up a folder in which no storage was made."""
+        if self._is_new:
+            self._remove([LOCK])
+        self._remove_folders()
+        self.close()
+
+    def remove(self) -> bool:
+        """Remove the files, and the folders that this leaves empty. False where there are none, or for a worker."""
+        if not self.is_here or not self._holds_storage:
+            return False
+        try:
+            root = self.path
+        except RuntimeError:  # it is another folder by now
+            return False
+        self._holds_storage = False
+        self._remove([DESCRIPTION, *self.files(), LOCK])
+        if not (root / VALUES).is_symlink():
+            shutil.rmtree(root / VALUES, ignore_errors=True)
+        self._remove_folders()
+        return True
+
+    def end(self, removes: bool) -> None:
+        """Give up the folder at the end of its storage. Files in which nothing was ever stored are removed."""
+        if removes or not is_there(self._path):
+            self.remove()
+        self.close()
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove files, and subfolders that become empty. Ignores names that lead out of the folder or through a link."""
+        for name in names:
+            path, parts = self._path / name, Path(name).parts
+            with contextlib.suppress(OSError, ValueError, CheckpointCorrupt):
+                if ".." in parts or Path(name).is_absolute():
+                    continue
+                check_folders(self._path, name)
+                path.unlink()
+                for folder in path.parents[: len(parts) - 1]:
+                    folder.rmdir()
+
+    def _remove_folders(self) -> None:
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def __reduce__(self) -> Any:
+        return copyreg.__newobj__, (Folder,), (DupFd(self._handle), self.path, self._pid)  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: tuple[Any, Path, int]) -> None:
+        duplicate, self._path, self._pid = state
+        self._handle, self._holds_storage, self._is_new, self._made = duplicate.detach(), True, False, []
+        self.is_here, self.is_open = False, True
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the lock file, locked. RuntimeError where another storage has locked it."""
+    collected = False
+    while True:
+        if os.path.lexists(path):
+            check_file(path)
+        with contextlib.ExitStack() as closing:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            closing.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = _listed(handle)[0]
+                if pid == os.getpid() and not collected:  # perhaps of a storage that only a cycle of references keeps
+                    collected = True
+                    gc.collect()
+                    continue
+                who = "another storage of this process" if pid == os.getpid() else f"the process {pid}"
+                raise RuntimeError(
+                    f"{path.parent} is in use by {who} (pid {pid}): only one storage, with its workers, writes to it. "
+                    "Open it with mode='r' to read, or wait until that one is closed"
+                ) from None
+            if _is_at(handle, path):  # else its owner has removed it meanwhile
+                closing.pop_all()
+                return handle
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except OSError:
+        return False
+
+
+def _listed(handle: int) -> tuple[Any, list[str]]:
+    """The process that wrote the lock file, and the files that it listed; no files where the list is half-written."""
+    try:
+        found = json.loads(os.pread(handle, _LONGEST, 0).partition(b"\n")[0])
+        return found["pid"], [name for name in found["files"] if isinstance(name, str)]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return "unknown", []
+
+
+def _beside(name: str) -> str:
+    """A temporary name in the same subfolder."""
+    path = Path(name)
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp").as_posix()
+
+
+def _parent(path: Path) -> Path:
+    """The path, in a folder that exists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# ------------------------------------------------------------------ files
+
+
+def zeros(path: Path, size: int) -> None:
+    """Make a file of zeros that has its space on the disk. OSError where there is no room."""
+    with open(_parent(path), "xb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:  # macOS: a file that was only made longer would kill the process once the disk is full
+            for start in range(0, size, len(_CHUNK)):
+                file.write(_CHUNK[: size - start])
+
+
+def reserve_again(path: Path, least: int = 0) -> None:
+    """Reserve disk space for all of a file: a copy may have none for its zeros. OSError where there is no room."""
+    if hasattr(os, "posix_fallocate") and (size := max(os.path.getsize(path), least)):
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
+
+
+def refuse_full(folder: Path, sizes: Mapping[str, int]) -> None:
+    """NotEnoughDiskError, an OSError, for files that the disk has no room for."""
+    shares = [Share("file", name, str(folder), size) for name, size in sizes.items()]
+    Plan.of(shares).check()
+
+
+def refuse_existing(root: Path, name: str, existsok: bool) -> None:
+    """RuntimeError for a file that is there and must not be replaced, `CheckpointCorrupt` where a link leads to it."""
+    check_folders(root, name)
+    path = root / name
+    if os.path.lexists(path) and (not existsok or path.is_dir()):
+        raise RuntimeError(
+            f"{path} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
+            "write over it"
+        )
+
+
+def check_folders(root: Path, name: str) -> None:
+    """`CheckpointCorrupt` where a link, or anything but a folder, is in the place of a folder between root and a file."""
+    for folder in list((root / name).parents)[: len(Path(name).parts) - 1]:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            found = "a symbolic link" if folder.is_symlink() else "something else"
+            raise CheckpointCorrupt(
+                f"{folder} should be a folder, found {found}: files of a storage are below its folder"
+            )
+
+
+def check_file(path: Path, size: int | None = None) -> None:
+    """`CheckpointCorrupt` for what is not a plain file, or not of this size."""
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        raise CheckpointCorrupt(f"{path} is missing, a file of a storage") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointCorrupt(f"{path} should be a plain file, found a link, a folder or something else")
+    if size is not None and found.st_size != size:
+        raise CheckpointCorrupt(f"{path} should be a file of {size} bytes, found {found.st_size}")
+
+
+# ------------------------------------------------------------------ the description
+
+
+def is_there(root: Path) -> bool:
+    """Whether the folder has a storage that was ever written. Others count as an unfinished creation."""
+    try:
+        return (root / DESCRIPTION).exists() and commits_of(root / STATE) > 0
+    except FileNotFoundError:
+        return False
 
 
 def sealed(described: dict[str, Any]) -> str:
@@ -304,16 +358,15 @@ def sealed(described: dict[str, Any]) -> str:
 
 
 def description(root: Path) -> Fields:
-    """What the description says, which is as it was written. FileNotFoundError where there is none."""
+    """What the description says. FileNotFoundError where there is none, `CheckpointCorrupt` for a damaged one."""
     path = root / DESCRIPTION
-    try:
-        handle = _plain(path, os.O_RDONLY)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         raise FileNotFoundError(
             f"{root} holds no storage that can be opened: there is no {DESCRIPTION} in it. LazyMemmapStorage(max_size, "
             "scratch_dir=...) makes one"
-        ) from None
-    with os.fdopen(handle, "rb") as file:
+        )
+    check_file(path)
+    with open(path, "rb") as file:
         text = file.read(_LONGEST)
     try:
         found = Fields(json.loads(text), str(path))
@@ -326,23 +379,3 @@ def description(root: Path) -> Fields:
     if (version := fields.whole("format")) != _FORMAT:
         raise CheckpointCorrupt(f"{path} has the format {version}, known is {_FORMAT}")
     return fields
-
-
-def reserve_again(path: Path, least: int = 0) -> None:
-    """Have disk space for all of a file: a copy of it may have none for zeros. OSError where the disk has no room."""
-    if hasattr(os, "posix_fallocate") and (size := max(os.path.getsize(path), least)):
-        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.posix_fallocate(handle, 0, size)
-        finally:
-            os.close(handle)
-
-
-def check_size(path: Path, size: int) -> None:
-    """CheckpointCorrupt for what is not a plain file of this size."""
-    try:
-        found = os.lstat(path)
-    except OSError as error:
-        raise CheckpointCorrupt(f"{path} is missing, a file of a storage") from error
-    if os.path.islink(path) or not os.path.isfile(path) or found.st_size != size:
-        raise CheckpointCorrupt(f"{path} should be a file of {size} bytes, found {found.st_size}")

@@ -154,11 +154,9 @@ class ReadOnly(Journal):
 
     is_wanted = True  # and is never started
 
-    def __init__(self, folder: str, journal: Journal, *, closed: bool = False) -> None:
+    def __init__(self, folder: str, *, closed: bool = False) -> None:
         super().__init__()
-        assert journal.memory is not None
         self._folder, self._closed = folder, closed
-        self.file = journal.memory.file  # whatever is at its path later
 
     def part(self) -> "ReadOnly":
         return self

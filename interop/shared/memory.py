@@ -14,12 +14,14 @@ _STEP = 1 << 20  # bytes that memory without a file takes at a time
 
 
 class Memory:
-    """Bytes of a file, or without one, that forked and started workers share; zeros at first."""
+    """Bytes of a file or, without a path, of memory that forked and started workers share; zeros at first.
+
+    Args:
+        private: writes go into pages of this process; the file is only read, by `read_only`.
+    """
 
     def __init__(self, size: int, path: str | os.PathLike[str] | None = None, *, private: bool = False) -> None:
-        """`private`: what is written goes into pages of this process, and not into the file, which stays to be read."""
         self.path = None if path is None else os.path.abspath(path)
-        self.file: os.stat_result | None = None
         self.read_only: np.ndarray | None = None
         self._tensor: Any = None
         self.reserved = size  # bytes that have memory, at the beginning
@@ -32,7 +34,6 @@ class Memory:
         try:
             access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
             self.bytes = np.frombuffer(mmap.mmap(handle, size, access=access), np.uint8)
-            self.file = os.fstat(handle)
             if private:
                 self.read_only = np.frombuffer(mmap.mmap(handle, size, access=mmap.ACCESS_READ), np.uint8)
         finally:
@@ -43,7 +44,7 @@ class Memory:
         self.bytes = tensor.detach().as_subclass(torch.Tensor).numpy()
 
     def reserve(self, size: int) -> None:
-        """Have memory for so many bytes, or all. OSError where there is none: to write to them would kill the process."""
+        """Reserve memory for the first bytes. OSError where there is none: a write to them would kill the process."""
         size = min(-(-size // _STEP) * _STEP, self.bytes.size)
         if size > self.reserved:
             handle = maps.descriptor(self._tensor)
@@ -52,7 +53,7 @@ class Memory:
             self.reserved = size
 
     def grow(self) -> bool:
-        """Have all bytes of the file, where it was made longer; what was given out before stays. Whether it was."""
+        """Map all of a file that was made longer; earlier views stay valid. Returns whether it was longer."""
         size = 0 if self.path is None else os.path.getsize(self.path)
         longer = size > self.bytes.size
         if longer:
@@ -66,6 +67,6 @@ class Memory:
         if state["path"] is not None:
             self.__init__(state["size"], state["path"])  # type: ignore[misc]
         else:
-            self.path = self.file = self.read_only = None
+            self.path = self.read_only = None
             self.reserved = state["reserved"]
             self._hold(state["tensor"])

@@ -1,4 +1,4 @@
-"""A lock among processes that goes with its holder: the kernel frees it when that process ends, however it ends."""
+"""A lock among processes that the kernel releases when its holder ends, however it ends."""
 
 import errno
 import fcntl
@@ -16,29 +16,29 @@ _here: weakref.WeakValueDictionary[tuple[int, int], "ProcessLock"] = weakref.Wea
 
 
 class ProcessLock:
-    """A record lock on a file without a name, held by a process as a whole: its threads need another lock beside it.
+    """A record lock on a file without a name. A process holds it as a whole: its threads need another lock beside it.
 
-    Processes that are forked, or started with it among their arguments, have it too; a copy or a pickle is another lock.
-    A forked child does not hold what its parent holds. About 1 us to acquire and release.
+    Forked and started processes share it; a copy or a pickle is another lock. A forked child does not hold what its parent
+    holds. Acquire and release take about 1 us.
     """
 
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """`descriptor`: of the file, which belongs to the lock from now on."""
-        # A process that closes any descriptor of the file loses its lock: there is one object, with one of them.
+        """`descriptor`: of the file. The lock closes it."""
+        # A process that closes any descriptor of the file loses its lock: so it has one object, with one descriptor.
         self._descriptor = descriptor = _unnamed_file() if descriptor is None else descriptor
-        _here[_file_of(descriptor)] = self
+        _here[_identity(descriptor)] = self
         weakref.finalize(self, os.close, descriptor).atexit = False
 
     def acquire(self) -> None:
-        """Wait until no other process holds it. Nothing is held where that is interrupted."""
+        """Wait until no other process holds it. After an interrupt nothing is held."""
         while True:
             try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX)  # goes on after a signal
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX)  # continues after a signal
                 return
             except OSError as error:
-                if error.errno != errno.EDEADLK:  # seen by the kernel among processes, where threads may go on
+                if error.errno != errno.EDEADLK:  # the kernel sees processes that wait for each other, not threads
                     raise
                 time.sleep(_RETRY)
             except BaseException:
@@ -46,7 +46,7 @@ class ProcessLock:
                 raise
 
     def release(self) -> None:
-        """Let others have it; nothing happens where this process does not hold it."""
+        """Release it; without effect where this process does not hold it."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def __reduce__(self) -> Any:
@@ -55,11 +55,11 @@ class ProcessLock:
 
 def _received(duplicate: Any) -> ProcessLock:
     descriptor = duplicate.detach()
-    # Where the lock was here before, the second descriptor stays open, for the lock's sake.
-    return _here.get(_file_of(descriptor)) or ProcessLock(descriptor)
+    # Where the lock exists here already, the second descriptor stays open: to close it would release the lock.
+    return _here.get(_identity(descriptor)) or ProcessLock(descriptor)
 
 
-def _file_of(descriptor: int) -> tuple[int, int]:
+def _identity(descriptor: int) -> tuple[int, int]:
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 

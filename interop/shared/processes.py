@@ -1,9 +1,10 @@
-"""Other processes: which may enter XLA, and when components are being handed to one."""
+"""Other processes: which may use JAX, when components are pickled for one, and state that stays in one."""
 
 import os
 from multiprocessing import context
 
-from interop.shared.thread_lock import renew_in_children
+from interop.data.settings import jax_started
+from interop.host.threads import renew_in_children
 
 _parent_used_jax = False
 
@@ -13,16 +14,11 @@ def _in_child() -> None:
     _parent_used_jax = _parent_used_jax or jax_started()
 
 
-def jax_started() -> bool:
-    try:  # JAX has no public way to ask
-        from jax._src.xla_bridge import backends_are_initialized
-    except ImportError:
-        return True
-    return bool(backends_are_initialized())
+os.register_at_fork(after_in_child=_in_child)
 
 
 def may_use_jax() -> bool:
-    """False in a child that was forked from a process in which JAX had started: its threads are gone, it may hang."""
+    """False in a child that was forked after JAX had started: its threads are gone, so JAX may hang."""
     return not _parent_used_jax
 
 
@@ -32,7 +28,7 @@ def starting_a_worker() -> bool:
 
 
 class OneProcess:
-    """Held by a component whose state other processes do not see. It works in the process that made or unpickled it.
+    """Part of a component whose state other processes do not see. It works in the process that made or unpickled it.
 
     Pickling it for a process that is starting raises.
 
@@ -61,6 +57,3 @@ class OneProcess:
 
     def __setstate__(self, state: tuple[str, bool]) -> None:
         self.__init__(*state)  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_in_child)

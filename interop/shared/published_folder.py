@@ -1,4 +1,4 @@
-"""Folders that are there as a whole or not at all."""
+"""Folders that are complete or absent: made beside their place, and put there by one rename."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.files import FolderLock
 from fbuf.checkpoint.writing import flush
 
-RECORD = "made_from.json"  # the last file written to a folder
-DOWNLOADS, PROGRESS = "downloads", "progress"  # folders of the scratch folder that an error or a kill leaves
+RECORD = "made_from.json"  # the last file that is written to a folder
+DOWNLOADS, PROGRESS = "downloads", "progress"  # folders of the scratch folder that stay after an error or a kill
 _REPLACED = "replaced"  # the old folder, between the two renames of a replacement
 
 _log = logging.getLogger("interop")
@@ -25,18 +25,18 @@ def publish(
     folder: Path, made_from: Mapping[str, Any] | None, make: Callable[[Path], Mapping[str, Any] | None], *,
     when: Literal["missing", "differs", "always"] = "missing", replaces_foreign: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, what `make` returned, and the
-    sizes of its "files".
+    """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, the result of `make`, and
+    the sizes of its "files".
 
-    `make` writes to `scratch / "data"`, which one rename puts in place. A process that is killed leaves the folder as it
-    was, or as it is to be. What it leaves beside it is removed by the next call, but for `scratch / DOWNLOADS` and
-    `scratch / PROGRESS`, which the next `make` gets. One process makes a folder at a time. Others wait for it, and log that
-    they do. Symbolic links in the path are resolved once.
+    `make` writes to `scratch / "data"`, and one rename commits it. A killed process leaves the folder as it was, or as
+    it is to be. The next call removes its leftovers, except `scratch / DOWNLOADS` and `scratch / PROGRESS`, which the
+    next `make` gets. One process makes a folder at a time; others log that they wait. Symbolic links in the path are
+    resolved once.
 
     Args:
-        made_from: None for a folder of files for others, which gets no record, and is never one that need not be made.
-        when: "differs" makes a folder anew that was made from something else, "always" any. The old folder is replaced
-            when the new one is complete. Both have the same "kind" in their records.
+        made_from: None for a folder of files for other programs. It gets no record, and is made each time.
+        when: "differs" replaces a folder that was made from something else, "always" any folder, when the new one is
+            complete. Both have the same "kind" in their records.
         replaces_foreign: replace a folder without a record.
 
     Raises:
@@ -79,7 +79,7 @@ def publish(
 
 
 def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
-    """CheckpointCorrupt where files, by their names in the folder, do not have these sizes."""
+    """CheckpointCorrupt where files of a folder do not have these sizes."""
     for name, size in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
@@ -88,14 +88,14 @@ def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def read_whole(folder: Path, make_sure: Callable[[], object], read: Callable[[], T]) -> T:
-    """`read()` of a folder that `make_sure()` makes where it is missing.
+    """The result of `read()`, after `make_sure()` has made the folder.
 
-    Both are called again where another process has replaced, or removed, the folder meanwhile.
+    Both are called again where another process replaced or removed the folder meanwhile.
     """
     while True:
         make_sure()
         try:
-            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # no other one gets its number
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # keeps its inode
         except FileNotFoundError:
             continue
         try:
@@ -118,13 +118,13 @@ def _is_still(folder: Path, held: int) -> bool:
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a folder was made, be it that it is being replaced, or that a process was killed when it replaced it."""
+    """Whether a folder was made, also while a process replaces it or after it was killed then."""
     folder = Path(os.path.realpath(folder))
     return any((each / RECORD).exists() for each in (folder, _scratch(folder) / _REPLACED, folder))
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder as a whole, and what was left beside it."""
+    """Remove a folder by one rename, with the leftovers beside it."""
     folder = Path(os.path.realpath(folder))
     scratch = _scratch(folder)
     with _locked(scratch, lambda: _log.warning("another process is making %s: waiting for it", folder)):
@@ -134,7 +134,7 @@ def remove(folder: Path) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether there is no such folder, or nothing in it."""
+    """Whether the folder is missing or has no files."""
     try:
         return not os.listdir(folder)
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def _scratch(folder: Path) -> Path:
 def _usable(
     folder: Path, made_from: Mapping[str, Any], when: Literal["missing", "differs", "always"], replaces_foreign: bool
 ) -> dict[str, Any] | None:
-    """The record of a folder that need not be made. None where it may."""
+    """The record of a folder that can be used; None for one that is to be made."""
     try:
         found = json.loads((folder / RECORD).read_bytes())
         if not isinstance(found, dict):
@@ -190,7 +190,7 @@ def _usable(
 
 @contextlib.contextmanager
 def _locked(scratch: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """The scratch folder, held by this thread alone. It goes at the end, unless files are kept in it."""
+    """Lock the scratch folder, and remove it at the end unless files are kept in it."""
     while True:
         with contextlib.suppress(FileExistsError):
             scratch.mkdir(parents=True)
@@ -216,7 +216,7 @@ def _do_not_wait() -> NoReturn:
 
 
 def _put_back(scratch: Path, folder: Path) -> None:
-    """Undo a replacement that was broken off between its two renames."""
+    """Roll back a replacement that ended between its two renames."""
     if not os.path.lexists(folder) and (scratch / _REPLACED).exists():
         (scratch / _REPLACED).rename(folder)
 

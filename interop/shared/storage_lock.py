@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from interop.host.threads import Lock
 from interop.shared.process_lock import ProcessLock
-from interop.shared.thread_lock import Lock
 
 _PATIENCE = 1.0  # seconds that a fork waits for other threads to release their locks
 _all: weakref.WeakSet["StorageLock"] = weakref.WeakSet()

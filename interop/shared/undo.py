@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt
+from interop.host.threads import renew_in_children
 from interop.shared.memory import Memory
 from interop.shared.saved_rows import RowBytes, Rows
-from interop.shared.thread_lock import renew_in_children
 
 # Words of the head: the first is not zero in a step, the last one is which extras there are, whoever has them.
 ACTIVE, _USED, _COMMITS, EXTRAS = 0, 1, 4, 5

@@ -18,8 +18,8 @@ from torch import Tensor
 from interop.data import bridge
 from interop.data.index import whole_rows
 from interop.data.layout import LeafSpec
+from interop.host.maps import in_shared_memory
 from interop.host.rows import TorchRows
-from interop.shared.shared_int import in_shared_memory
 from interop.storages.lazy import untouched_zeros
 
 _OPEN, _ID = range(2)  # of the latest row of each lane: whether its trajectory goes on, and its id

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from interop.data.layout import Layout, LeafSpec
-from interop.shared.interrupts import uninterrupted
+from interop.host.threads import uninterrupted
 from interop.storages import planning
 
 if TYPE_CHECKING:

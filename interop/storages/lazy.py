@@ -24,12 +24,11 @@ from interop.storages.tensors import TensorStorage
 class LazyTensorStorage(TensorStorage):
     """Memory for `max_size` items like the first one that is written, zero until written.
 
-    That write is a NotEnoughMemoryError where all of it is more than is free, though memory is taken as rows are written;
-    `plan` tells before.
+    The first write is a NotEnoughMemoryError where all rows need more than is free, though memory is taken as rows are
+    written. `plan` computes it before.
 
-    Text, bytes, and None, numbers, lists and dicts in `NonTensorData` or `NonTensorStack` are stored beside tensors, one
-    behind the other as bytes, without pickle. Rows that are written over give their bytes back. Edits in place leave them
-    out.
+    Text, bytes, and None, numbers, lists and dicts in `NonTensorData` or `NonTensorStack` are stored beside the tensors
+    as bytes, without pickle. Overwritten rows give their bytes back. They cannot be edited in place.
 
     Args:
         max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.
@@ -37,14 +36,13 @@ class LazyTensorStorage(TensorStorage):
         ndim: how many leading dims of the stored layout count as items.
         compilable: keep the length local to this process.
         consolidated: store all tensors of a tensordict in one piece of memory, where that belongs to torch.
-        shared_init: let processes be given the storage before it was written: the first one that writes, whichever,
-            allocates memory-mapped files in a temporary folder, and the others have them from their next use on.
-        cleanup_memmap: remove that folder with the storage, or the process, that was built first; those who have the files
+        shared_init: the storage can be given to processes before the first write. The first process that writes
+            allocates memory-mapped files in a temporary folder; the others map them at their next use.
+        cleanup_memmap: remove that folder with the storage, in the process that built it; processes that have the files
             open keep them.
-        ragged: keys of entries whose rows may have any length along their first dim, from the first item on; they are kept
-            one behind the other and read as jagged nested tensors. Nested tensors need not be named here.
-        fill: by key, what rows from before get where a later batch has keys that the first one had not; expanded to the
-            shape of an item.
+        ragged: keys of entries whose rows may have any length along their first dim. They are stored one behind the
+            other and read as jagged nested tensors. Nested tensors need not be named here.
+        fill: by key, the values of stored rows for keys that come with a later batch; expanded to the shape of an item.
     """
 
     _epoch = 0  # in which the memory was allocated
@@ -63,7 +61,13 @@ class LazyTensorStorage(TensorStorage):
         ragged: Collection[Any] = (),
     ) -> None:
         if shared_init:
-            device = self._check_shared_init(device, compilable, consolidated)
+            if compilable:
+                raise RuntimeError("shared_init needs a length that processes share: build it with compilable=False")
+            if consolidated:
+                raise ValueError("shared_init and consolidated exclude each other: there is a file for each tensor")
+            if device != "auto" and torch.device(device).type != "cpu":
+                warnings.warn(f"shared_init=True maps files on the CPU, not on {device}", UserWarning, stacklevel=2)
+            device = "cpu"
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
         self.fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
         self._ragged = frozenset(map(as_path, ragged))
@@ -73,24 +77,13 @@ class LazyTensorStorage(TensorStorage):
         if shared_init:
             self._first = FirstWrite(self, cleanup_memmap)
 
-    @staticmethod
-    def _check_shared_init(device: torch.device | str, compilable: bool, consolidated: bool) -> str:
-        """The device of memory that is allocated by whichever process writes first."""
-        if compilable:
-            raise RuntimeError("shared_init needs a length that processes share: build it with compilable=False")
-        if consolidated:
-            raise ValueError("shared_init and consolidated exclude each other: there is a file for each tensor")
-        if device != "auto" and torch.device(device).type != "cpu":
-            warnings.warn(f"shared_init=True maps files on the CPU, not on {device}", UserWarning, stacklevel=4)
-        return "cpu"
-
-    # ------------------------------------------------------------------ what another process has allocated
+    # ------------------------------------------------------------------ memory that several processes allocate
 
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._first is None:
             return self._allocate(layout, lead)
         with self.lock.held():
-            found, self._epoch = self._first.found(), self._first.epoch.value
+            found, self._epoch = self._first.found(), self._first.epoch
             if found is None:
                 rows = self._allocate(layout, lead)
                 self._first.publish(layout, lead, rows.tensors)
@@ -100,10 +93,11 @@ class LazyTensorStorage(TensorStorage):
             return TorchRows(found[2], lead[1:])
 
     def _look(self) -> None:
+        """Map the memory that another process allocated, and drop memory that another process gave up."""
         assert self._first is not None
-        if self._epoch != self._first.epoch.value:
+        if self._epoch != (epoch := self._first.epoch):
             self._disown()
-            self._epoch = self._first.epoch.value
+            self._epoch = epoch
         if self.rows is None and (found := self._first.found()) is not None:
             layout, lead, tensors = found
             self.adopt(layout, TorchRows(tensors, lead[1:]))
@@ -121,16 +115,16 @@ class LazyTensorStorage(TensorStorage):
     def give_up_memory(self) -> None:
         if self.rows is not None:
             self.refuse_edit(())
-            if self._first is not None:  # before there are other files: a kill leaves nobody with those from before
+            if self._first is not None:  # first: after a kill no process keeps the old files beside new ones
                 self._first.renew()
             self._vacate()
         super().give_up_memory()
 
     def _vacate(self) -> None:
-        """Remove what is kept of the rows beside them, of which none is stored."""
+        """Remove files of the rows, of which none is stored."""
 
     def _meet(self) -> None:
-        """Have a place where processes find memory that one of them allocates anew."""
+        """Let processes find memory that one of them allocates anew."""
         on_host = self.device != "auto" and torch.device(self.device).type == "cpu"
         if self._first is None and on_host and not self._compilable and not self._consolidated:
             self._first = FirstWrite(self, self._cleanup_memmap)
@@ -150,8 +144,11 @@ class LazyTensorStorage(TensorStorage):
         state = super().__getstate__()
         if starting_a_worker() or self._first is None:
             return state
-        # A copy has memory of its own.
-        return {**state, "_first": None, "shared_init": self.shared_init and self.rows is None}
+        return {
+            **state,
+            "_first": None,
+            "shared_init": self.shared_init and self.rows is None,
+        }  # a copy has its own memory
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -164,7 +161,7 @@ class LazyTensorStorage(TensorStorage):
         if self._first is not None and (self.rows is None or self.shared_init):
             return planning.arrays("items", layout.leaves, lead, str(self._first.folder))
         shares = super()._planned(layout, lead, found)
-        if self._consolidated and self.rows is None:  # they are made apart, and then copied together
+        if self._consolidated and self.rows is None:  # they are allocated one by one, and then copied together
             shares += [dataclasses.replace(share, part="copy", counts="in a call") for share in shares]
         return shares
 

@@ -3,7 +3,7 @@
 import dataclasses
 import multiprocessing.heap
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -87,11 +87,6 @@ def refuse(shares: Iterable[Share]) -> None:
     shares = list(shares)
     if sum(share.bytes or 0 for share in shares) >= _SMALL:
         plan(shares).check()
-
-
-def refuse_files(folder: str, sizes: Mapping[str, int]) -> None:
-    """NotEnoughDiskError, an OSError, for files that the disk has no room for."""
-    plan(Share("file", name, folder, size) for name, size in sizes.items()).check()
 
 
 def of_members(members: Sequence[Callable[[Any], list[Share]]], data: Any) -> list[Share]:

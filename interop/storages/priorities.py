@@ -9,7 +9,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.host.priorities import PriorityValues
 from interop.host.ring import Ring
-from interop.shared.folder import Owner
+from interop.shared.folder import Folder
 from interop.shared.memory import Memory
 from interop.shared.undo import Undo, settle
 
@@ -28,7 +28,7 @@ class KeptPriorities(Undo):
 
     memory: Memory
 
-    def __init__(self, memory: Memory, per_row: int, ring: Ring, owner: Owner | None, *, opened: bool = False) -> None:
+    def __init__(self, memory: Memory, per_row: int, ring: Ring, owner: Folder | None, *, opened: bool = False) -> None:
         self.memory = memory
         self._ring, self._owner = ring, owner
         self._per_row = per_row

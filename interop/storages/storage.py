@@ -18,10 +18,10 @@ from interop.checkpoint.state import Aliases
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.data.randomness import Seeded
+from interop.host.maps import in_shared_memory
 from interop.host.ring import CELLS, Ring
 from interop.shared.journal import Journal
 from interop.shared.processes import starting_a_worker
-from interop.shared.shared_int import in_shared_memory
 from interop.shared.storage_lock import StorageLock
 from interop.storages import planning
 

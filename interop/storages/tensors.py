@@ -23,8 +23,8 @@ from interop.data.packed import PackedValues
 from interop.host import maps
 from interop.host.device_rows import JaxRows, rows_in_jax
 from interop.host.rows import Rows, TorchRows
+from interop.host.threads import uninterrupted
 from interop.shared.first_write import FirstWrite
-from interop.shared.interrupts import uninterrupted
 from interop.shared.journal import LARGEST, Guarded, Journal
 from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop.host.maps import in_shared_memory
 from interop.shared.processes import starting_a_worker
-from interop.shared.shared_int import in_shared_memory
 from interop.storages import Storage
 
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
 from interop import LazyMemmapStorage, ReplayBuffer, TensorDictReplayBuffer, TensorStorage
-from interop.shared import files
+from interop.shared import folder
 from tests.interop.rows import check_same, flat_td, nested_td, plain_tensor, tensors_of
 
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -133,11 +133,10 @@ def test_who_cleans_up_by_default(tmp_path):
 
 def test_files_that_were_replaced_are_those_of_who_replaced_them(tmp_path):
     first = stored(nested_td, tmp_path / "data", auto_cleanup=True)
-    made = first.files
     first.close()
     kept = stored(nested_td, tmp_path / "data", existsok=True)
     before = there(tmp_path)
-    assert first.cleanup() is False and made.remove() is False and there(tmp_path) == before
+    assert first.cleanup() is False and there(tmp_path) == before
     assert kept.cleanup() is True and there(tmp_path) == set()
 
 
@@ -185,7 +184,7 @@ def test_files_stay_where_new_ones_have_no_room(tmp_path):
 
 def test_space_is_reserved_where_the_system_has_no_call_for_it(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    monkeypatch.setattr(files, "_CHUNK", bytes(7))
+    monkeypatch.setattr(folder, "_CHUNK", bytes(7))
     storage = stored(plain_tensor, tmp_path)
     assert (tmp_path / NUMBER).stat().st_size == 48 and (tmp_path / NUMBER).stat().st_blocks > 0
     check_same(torch.as_tensor(storage[:]).clone(), plain_tensor([1, 2]))

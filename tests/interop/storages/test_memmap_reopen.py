@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import random
 
 import pytest
@@ -201,3 +202,51 @@ def test_copies_of_a_buffer_do_not_write_to_its_folder(tmp_path):
     del buffer
     buffer = reopened(tmp_path, sampler=prioritized())
     assert len(buffer) == 3 and buffer.sampler.priorities.tolist() == [1, 1, 1] and twin.storage.scratch_dir is None
+
+
+# ------------------------------------------------------------------ where the folder is
+
+
+def test_a_relative_folder_stays_where_it_was_named(tmp_path, monkeypatch):
+    def go(name):
+        (tmp_path / name).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / name)
+
+    go("one")
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir="rows"))
+    go("two")
+    buffer.extend(flat_td(range(4)))  # makes the files
+    buffer.set_sampler(PrioritizedSampler(8, 1.0, 1.0))  # makes another one
+    buffer.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 9.0, 4.0]))
+    buffer.storage.close()
+    go("one")
+    storage = LazyMemmapStorage.open("../one/rows")
+    go("two")
+    buffer = ReplayBuffer(storage=storage, sampler=PrioritizedSampler(8, 1.0, 1.0))
+    assert buffer.sampler.priorities.tolist() == [1, 2, 9, 4]
+    buffer.extend(flat_td([4]))
+    check_same(buffer[:], flat_td(range(5)))
+    assert buffer.storage.cleanup() and not list(tmp_path.rglob("*.*"))
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no way to reserve space again")
+def test_a_copy_with_holes_has_its_space_again_when_it_is_opened_to_write(tmp_path):
+    made(
+        tmp_path / "rows", torch.arange(5), capacity=2**18, sampler=PrioritizedSampler(2**18, 1.0, 1.0)
+    ).storage.close()
+    (tmp_path / "copy").mkdir()
+    for path in (tmp_path / "rows").iterdir():
+        content = path.read_bytes()
+        with (tmp_path / "copy" / path.name).open("wb") as file:
+            file.write(content.rstrip(b"\0"))
+            file.truncate(len(content))
+
+    def has_space():
+        found = [path.stat() for path in (tmp_path / "copy").iterdir()]
+        return all(each.st_blocks * 512 >= each.st_size for each in found)
+
+    if has_space():
+        pytest.skip("this file system makes no holes")
+    assert LazyMemmapStorage.open(tmp_path / "copy", "r")[:].tolist() == [0, 1, 2, 3, 4] and not has_space()
+    buffer = reopened(tmp_path / "copy")
+    assert has_space() and buffer[:].tolist() == [0, 1, 2, 3, 4]
