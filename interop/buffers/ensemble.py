@@ -1,9 +1,9 @@
 """Several replay buffers that are sampled from together."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import chain
 from textwrap import indent
 from typing import Any, NoReturn, Self
 
@@ -13,11 +13,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Source, Writing
-from fbuf.memory_plan import Plan
 from interop.buffers import collate, editing
 from interop.buffers.checkpoints import fields_of
-from interop.buffers.ensemble_members import buffers_of, functions_of
-from interop.buffers.ensemble_parts import MemberPart, assembled, first_slots, info_of, items_of
+from interop.buffers.components import check_fit
+from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Part, Request
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
@@ -27,10 +26,8 @@ from interop.data.index import as_int
 from interop.data.members import named, of_kind, picked, routed
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.samplers import SamplerEnsemble
-from interop.samplers.ensemble import refuse_unstored
-from interop.samplers.member_choice import MemberChoice
 from interop.shared.storage_lock import all_locked, locked
-from interop.storages import StorageEnsemble, planning
+from interop.storages import Storage, StorageEnsemble
 from interop.transforms.chain import as_chain
 from interop.writers import WriterEnsemble
 
@@ -40,26 +37,25 @@ _OF_UNITS = ("anchor_index", "validity_mask")  # entries that a sample unit sets
 class ReplayBufferEnsemble(Sampled):
     """Several replay buffers, sampled from together; its length is their number.
 
-    A batch [n, k] is drawn in n parts of k items, each from one member. The rows of a member go through its own
-    transforms, then all of them are stacked and go through those of the ensemble. Tensordicts come with a nested "index":
-    "index", the slots, and "buffer_ids", the members; and with the infos of the samplers. Where some members have
-    priorities and others do not, items of the latter have a "priority_weight" of 1.
+    A batch [n, k] has n parts of k items, each from one member. The transforms of a member run on its rows, those of the
+    ensemble on the stack of all parts. Samples of tensordicts have a nested "index": the slots under "index", the numbers of
+    the members under "buffer_ids"; and the infos of the samplers. If only some members have priorities, the others' items
+    have a "priority_weight" of 1.
 
-    It is written to through its members: `ensemble[i].extend(data)`. The lock of a member is held while its part is drawn
-    and read; those of several are held together only while batches are requested ahead, saved or loaded.
+    Write through the members: `ensemble[i].extend(data)`. The lock of a member is held while its part is drawn and read;
+    all locks are held together only while prefetched batches are requested, and during saves and loads.
 
     Args:
-        rbs: the members; or give `storages`, `samplers` and `writers`, of which they are made.
-        transform: of batches, after those of the members.
+        rbs: the members; or pass `storages`, `samplers` and `writers`, from which they are made.
+        transform: runs on batches, after the transforms of the members.
         batch_size: of `sample()` and of iteration.
-        collate_fn: makes a batch of the list of parts; by default they are stacked, lazily where they are not alike.
-        collate_fns: for each member a collate function in the place of its own; None for its own.
+        collate_fn: joins the list of parts to a batch; by default they are stacked, lazily if they are not alike.
+        collate_fns: for each member a replacement of its own collate function, or None.
         p, sample_from_all, num_buffer_sampled: as for `SamplerEnsemble`.
-        generator: governs every draw, and becomes that of the members; by default torch's global one governs the draws of
-            the ensemble, and members keep theirs.
-        shared: have worker processes lock each other out of the members.
+        generator: governs every draw, and replaces the generators of the members; by default torch's global one chooses
+            members, and the members keep theirs.
+        shared: worker processes and this one lock each other out of the members.
         prefetch, pin_memory: as for `ReplayBuffer`.
-        transform_factory: makes the transform, instead of it.
     """
 
     def __init__(
@@ -79,28 +75,29 @@ class ReplayBufferEnsemble(Sampled):
         shared: bool = False,
         prefetch: int | None = None,
         pin_memory: bool = False,
-        transform_factory: Callable[[], Any] | None = None,
     ) -> None:
-        if transform is not None and transform_factory is not None:
-            raise TypeError("transform and transform_factory exclude each other")
         super().__init__(batch_size=batch_size, prefetch=prefetch, pin_memory=pin_memory, generator=generator)
         self._collate_fn = as_collate_fn(collate_fn) or collate.stack
-        self._transform = as_chain(transform if transform_factory is None else transform_factory())
+        self._transform = as_chain(transform)
+        components = (storages, samplers, writers)
+        if rbs and any(each is not None for each in components):
+            raise RuntimeError("give the buffers, or storages, samplers and writers; not both")
+        if not rbs and (p is not None or sample_from_all or num_buffer_sampled is not None):
+            raise RuntimeError(
+                "p, sample_from_all and num_buffer_sampled go with buffers: give them to SamplerEnsemble"
+            )
+        count = len(rbs) or (0 if storages is None else len(storages))
+        if collate_fns is not None and len(collate_fns) != count:
+            raise ValueError(f"collate_fns must be as many as members: got {len(collate_fns)} for {count}")
+        self._collate_fns = list(map(as_collate_fn, [None] * count if collate_fns is None else collate_fns))
         if rbs:
-            if any(each is not None for each in (storages, samplers, writers)):
-                raise RuntimeError("give the buffers, or storages, samplers and writers; not both")
-            self.members = of_kind("buffer", rbs, ReplayBuffer, ReplayBufferEnsemble)
-            self._choice = MemberChoice.of(len(rbs), p, sample_from_all, num_buffer_sampled)
-            self._collate_fns = functions_of(collate_fns, len(rbs))
+            self.members: tuple[ReplayBuffer, ...] = of_kind("buffer", rbs, ReplayBuffer, ReplayBufferEnsemble)
+            parts = [member.sampler for member in self.members]
+            self._sampler = SamplerEnsemble(
+                *parts, p=p, sample_from_all=sample_from_all, num_buffer_sampled=num_buffer_sampled
+            )
         else:
-            if p is not None or sample_from_all or num_buffer_sampled is not None:
-                raise RuntimeError(
-                    "p, sample_from_all and num_buffer_sampled go with buffers: give them to SamplerEnsemble"
-                )
-            self._collate_fns = functions_of(collate_fns, 0 if storages is None else len(storages))
-            self.members = buffers_of(storages, samplers, writers, self._collate_fns)
-            assert samplers is not None
-            self._choice = samplers.choice
+            self.members, self._sampler = _made_of(*components)
         if prefetch:
             for each in self.members:
                 each.sampler.check_fit(each.storage, each.writer, prefetches=True, expands=False)
@@ -119,7 +116,7 @@ class ReplayBufferEnsemble(Sampled):
             for member in self.members:
                 member.add_reader(self)
 
-    # ------------------------------------------------------------------ components of the members, as they are now
+    # ------------------------------------------------------------------ the components that the members have now
 
     @property
     def storage(self) -> StorageEnsemble:
@@ -130,9 +127,8 @@ class ReplayBufferEnsemble(Sampled):
     @property
     def sampler(self) -> SamplerEnsemble:
         """The samplers of the members. Its `p` and `num_buffer_sampled` can be set."""
-        sampler = SamplerEnsemble.over([each.sampler for each in self.members], self._choice)
-        sampler.buffer_generator = self.generator
-        return sampler
+        self._sampler.buffer_generator = self.generator
+        return self._sampler.of_members([member.sampler for member in self.members])
 
     @property
     def writer(self) -> WriterEnsemble:
@@ -145,7 +141,7 @@ class ReplayBufferEnsemble(Sampled):
                 member.set_rng(self.generator)
 
     def share(self, shared: bool = True) -> Self:
-        """Have worker processes lock each other out of the members, or not. ValueError with prefetch, of a member too."""
+        """Turn the locks among processes of all members on or off. ValueError if the ensemble or a member prefetches."""
         if shared:
             self._refuse_to_share()
         for member in self.members:
@@ -159,11 +155,11 @@ class ReplayBufferEnsemble(Sampled):
     # ------------------------------------------------------------------ batches
 
     def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
-        each = self._choice.part_of(batch_size)
-        self._choice.refuse_empty(member.sampler.sampleable(member.storage) for member in self.members)
-        chosen = self._choice.choose(randomness.key(self.generator) if key is None else key)
+        sampler = self.sampler
+        size = sampler.part_of(batch_size, (member.sampler.sampleable(member.storage) for member in self.members))
+        chosen = sampler.choose(randomness.key(self.generator) if key is None else key)
         owners = [(place, self.members[place], own_key) for place, own_key in chosen]
-        return [Part(place, member.sampler, member.storage, each, own_key) for place, member, own_key in owners]
+        return [Part(place, member.sampler, member.storage, size, own_key) for place, member, own_key in owners]
 
     def _read(self, request: Request, reserves: bool) -> Complete | None:
         reads = []
@@ -182,7 +178,7 @@ class ReplayBufferEnsemble(Sampled):
         parts = [MemberPart(place, *read()) for place, read in reads]
         if any(member.sampler.takes_priorities for member in self.members):
             for part in parts:
-                part.info.setdefault("priority_weight", torch.ones(part.count, device=part.info["index"].device))
+                part.info.setdefault("priority_weight", torch.ones(len(part.slots), device=part.slots.device))
         return self.completed(assembled(parts, self._collate_fn), collate.identity), parts
 
     def _info(self, info: Any) -> TensorDictBase:
@@ -191,31 +187,18 @@ class ReplayBufferEnsemble(Sampled):
     def _locked_to_reserve(self) -> contextlib.AbstractContextManager[Any]:
         return all_locked([member for member in self.members if member.sampler.reads_to_reserve])
 
-    def stats(self) -> dict[str, int | float | bool]:
-        """Numbers to watch, JSON as they are: those of all members together, and the batches that wait here."""
-        size, count = (sum(member.stats()[name] for member in self.members) for name in ("size", "write_count"))
-        room = self.storage.max_size
-        waiting = 0 if self.prefetch_queue is None else len(self.prefetch_queue)
-        watched = {"size": size, "write_count": count, "prefetch_queue_size": waiting, "initialized": True}
-        return watched | {"capacity": room, "utilization": size / room}
-
-    def plan(self, data: Any = None) -> Plan:
-        """The memory of all members, as `ReplayBuffer.plan`; data is for each of them, or a list of data for one each."""
-        with all_locked(self.members):
-            return planning.plan(planning.of_members([member.memory_shares for member in self.members], data))
-
     # ------------------------------------------------------------------ members and their items
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __getitem__(self, index: Any) -> Any:
-        """What an index names.
+        """The member, members or items at an index.
 
         - An int: the member itself; `:` this ensemble; a slice, list, array, mask or tensor an ensemble of these members,
           with the same transform, collate functions, batch size and generator, and their part of p.
-        - A pair of such an index and one of items: `ensemble[i][j]`, or for several members the items j of the storage of
-          each, collated; no transforms.
+        - A pair of such an index and one of items: `ensemble[i][j]`, or for several members the items j of each storage,
+          collated, without transforms.
 
         IndexError out of range, TypeError for floats, RuntimeError for a tensor of several dims.
         """
@@ -224,7 +207,7 @@ class ReplayBufferEnsemble(Sampled):
         return picked(index, self.members, self, self._of_some)
 
     def _of_some(self, places: Sequence[int]) -> "ReplayBufferEnsemble":
-        choice = self._choice.over(places)
+        sampler = self.sampler[places]
         some = ReplayBufferEnsemble(
             *(self.members[place] for place in places),
             transform=self._transform,
@@ -234,7 +217,7 @@ class ReplayBufferEnsemble(Sampled):
             pin_memory=self._pin_memory,
             generator=self.generator,
         )
-        some._choice = choice
+        some._sampler = sampler
         return some
 
     def _items(self, index: Any, item: Any) -> Any:
@@ -251,10 +234,10 @@ class ReplayBufferEnsemble(Sampled):
             found.append(data if as_int(item) is not None else collate_fn(data))
         return self._collate_fn(found)
 
-    # ------------------------------------------------------------------ priorities: to the members that have them
+    # ------------------------------------------------------------------ priorities
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give items of a sample new priorities; a warning where no member has any.
+        """Set the priorities of sampled items in the members that have priorities; a warning if none has.
 
         Args:
             index: `info["index"]` of the sample.
@@ -263,12 +246,27 @@ class ReplayBufferEnsemble(Sampled):
         Raises before anything changes: TypeError for another index, RuntimeError for another number of priorities,
         IndexError for slots that are not stored, ValueError for priorities that are negative or not finite.
         """
-        sampler = self.sampler
-        if not sampler.takes_priorities:
-            sampler.update_priority(index, priority, storage=self.storage)  # warns
+        if not any(member.sampler.takes_priorities for member in self.members):
+            self.sampler.update_priority(index, priority)  # warns
             return
-        for place, slots, values in sampler.routed(index, priority, self.storage.members):
-            self.members[place].update_priority(slots, values)
+        values = priority.detach() if isinstance(priority, Tensor) else torch.from_numpy(np.asarray(priority))
+        routes = list(routed(index, self._ndims))
+        count = sum(entries.numel() for _, entries, _ in routes)
+        if values.numel() not in (1, count):
+            raise RuntimeError(
+                "priority should be a number or an iterable of the same length as index: "
+                f"got {values.numel()} priorities for {count} indices"
+            )
+        changes = []
+        for place, entries, slots in routes:
+            if (member := self.members[place]).sampler.takes_priorities:
+                own = values.reshape(-1)
+                own = own[0] if values.numel() == 1 else own[entries.to(own.device)]
+                member.sampler.checked(own)
+                _refuse_unstored(slots, member.storage, place)
+                changes.append((member, slots, own))
+        for member, slots, own in changes:
+            member.update_priority(slots, own)
 
     def mark_update(self, index: Any) -> None:
         """Give items of a sample the default priority of their members; `index` as for `update_priority`."""
@@ -276,33 +274,28 @@ class ReplayBufferEnsemble(Sampled):
             self.members[place].mark_update(slots)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give the items of a sample the priorities in it: each member those under its `priority_key`, or "td_error".
+        """Set the priorities of the items of a sample from its entries: those under the `priority_key` of each member.
 
-        The sample is one as it came, [n, k, ...], or of one dim of items. Several values an item are reduced by members
-        that are a `TensorDictReplayBuffer`; without the entry items get the default priority; members without priorities
-        are passed over. KeyError without the index, and the errors of `update_priority`, before anything changes.
+        The sample is one as it came, [n, k, ...], or of one dim of items. A `TensorDictReplayBuffer` reduces several values
+        an item to one. Without the entry items get the default priority. Members without priorities are skipped. KeyError
+        for a sample without its index, and the errors of `update_priority`, before anything changes.
         """
-        keys = {member.priority_key for member in self.members}
-        changes = [self._changes(items) for items in items_of(data, [*keys, *_OF_UNITS])]
-        for member, change in chain.from_iterable(changes):
+        changes = []
+        for items, index in items_of(data, [*{member.priority_key for member in self.members}, *_OF_UNITS]):
+            count = len(index)
+            for place, entries, slots in routed(index, self._ndims):
+                if not (member := self.members[place]).sampler.takes_priorities:
+                    continue
+                _refuse_unstored(slots, member.storage, place)
+                change = TensorDict({"index": slots}, [len(slots)])
+                for key in (member.priority_key, *_OF_UNITS):
+                    entry = items.get(key, None)
+                    if entry is not None:
+                        change.set(key, entry.reshape(count, -1)[entries.to(entry.device)])
+                member.refuse_priorities(change.get(member.priority_key, None), len(slots))
+                changes.append((member, change))
+        for member, change in changes:
             member.update_priority_of(change)
-
-    def _changes(self, items: TensorDictBase) -> list[tuple[ReplayBuffer, TensorDictBase]]:
-        """The members with priorities, and their items with the slots as "index". The errors of `update_priority`."""
-        count, changes = items.batch_size[0], []
-        for place, entries, slots in routed(first_slots(items["index"], count), self._ndims):
-            member = self.members[place]
-            if not member.sampler.takes_priorities:
-                continue
-            refuse_unstored(slots, member.storage, place)
-            change = TensorDict({"index": slots}, [len(slots)])
-            for key in (member.priority_key, *_OF_UNITS):
-                entry = items.get(key, None)
-                if entry is not None:
-                    change.set(key, entry.reshape(count, -1)[entries.to(entry.device)])
-            member.refuse_priorities(change.get(member.priority_key, None), len(slots))
-            changes.append((member, change))
-        return changes
 
     @property
     def _ndims(self) -> list[int]:
@@ -331,7 +324,7 @@ class ReplayBufferEnsemble(Sampled):
         return {
             **self._saved_settings(),
             "members": [member.saved(out) for member in self.members],
-            "sampler": described(self.sampler, {"choice": self._choice.saved()}),
+            "sampler": described(self.sampler, {"choice": self.sampler.settings()}),
         }
 
     def restoring(
@@ -341,9 +334,10 @@ class ReplayBufferEnsemble(Sampled):
         members = fields.items("members")
         if len(members) != len(self):
             raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self)} are here")
-        choice = Entries(state_for(self.sampler, fields.any("sampler"), f"{where}, sampler"), self.sampler)
-        rest = [self._choice.restoring(choice.fields("choice"), choice)]
-        choice.settle()
+        sampler = self.sampler
+        entries = Entries(state_for(sampler, fields.any("sampler"), f"{where}, sampler"), sampler)
+        rest = [sampler.restoring_settings(entries.fields("choice"), entries)]
+        entries.settle()
         rest += self._restoring_settings(fields, options, where)
         checks = []
         for place, (member, saved) in enumerate(zip(self.members, members, strict=True)):
@@ -359,9 +353,8 @@ class ReplayBufferEnsemble(Sampled):
     def __getstate__(self) -> dict[str, Any]:
         for each in (self, *self.members):
             each.drop_prefetched()
-        return {
-            key: value for key, value in self.__dict__.items() if key not in ("_stepping", "_iterating", "_readers")
-        }
+        state = {key: value for key, value in vars(self).items() if key not in ("_stepping", "_iterating", "_readers")}
+        return state | {"_sampler": copy.copy(self._sampler).of_members([])}  # the members have their samplers
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -373,24 +366,22 @@ class ReplayBufferEnsemble(Sampled):
     # ------------------------------------------------------------------ what only members can do
 
     def add(self, data: Any) -> NoReturn:
-        """RuntimeError: members are written to."""
-        raise RuntimeError("an ensemble cannot be written to: index the member first, ensemble[i].add(data)")
-
-    def extend(self, data: Any) -> NoReturn:
-        """RuntimeError: members are written to."""
+        """RuntimeError: only members can be written to."""
         raise RuntimeError("an ensemble cannot be written to: index the member first, ensemble[i].extend(data)")
 
+    extend = add
+
     def empty(self, empty_write_count: bool = True) -> NoReturn:
-        """NotImplementedError: members are emptied."""
+        """NotImplementedError: only members can be emptied."""
         raise NotImplementedError("an ensemble is not emptied as a whole: ensemble[i].empty()")
 
     def state_dict(self) -> NoReturn:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble has no state of its own: ensemble[i].state_dict()")
+        """NotImplementedError: only members have a state."""
+        raise NotImplementedError("an ensemble has no state of its own: use ensemble[i].state_dict()")
 
     def load_state_dict(self, state_dict: Any) -> NoReturn:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble has no state of its own: ensemble[i].load_state_dict(...)")
+        """NotImplementedError: only members have a state."""
+        self.state_dict()
 
     def __repr__(self) -> str:
         parts = f"storages={self.storage},\nsamplers={self.sampler},\nwriters={self.writer},"
@@ -398,3 +389,38 @@ class ReplayBufferEnsemble(Sampled):
             f"{type(self).__name__}(\n{indent(parts, '    ')}\nbatch_size={self._batch_size},\n"
             f"transform={self._transform},\ncollate_fn={self._collate_fn})"
         )
+
+
+def _made_of(storages: Any, samplers: Any, writers: Any) -> tuple[tuple[ReplayBuffer, ...], SamplerEnsemble]:
+    """A buffer for each member of three ensembles, with the generator of its sampler; and the sampler of the ensemble.
+
+    TypeError or ValueError for other components, and the errors of `ReplayBuffer`; nothing has changed then.
+    """
+    kinds = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
+    for given, (name, kind) in zip((storages, samplers, writers), kinds.items(), strict=True):
+        if type(given) is not kind:
+            found = "nothing" if given is None else type(given).__name__
+            raise TypeError(
+                f"an ensemble needs buffers, or {', '.join(kinds)}: {name} must be a {kind.__name__}, got {found}"
+            )
+    if not len(storages) == len(samplers) == len(writers):
+        raise ValueError(f"there are {len(storages)} storages, {len(samplers)} samplers and {len(writers)} writers")
+    parts = list(zip(storages.members, samplers.members, writers.members, strict=True))
+    for storage, sampler, writer in parts:
+        check_fit(storage, sampler, writer, None, False)
+    buffers = tuple(
+        ReplayBuffer(
+            storage=storage, sampler=sampler, writer=writer, transform=chain, generator=sampler.buffer_generator
+        )
+        for (storage, sampler, writer), chain in zip(parts, storages.transforms or [None] * len(parts), strict=True)
+    )
+    return buffers, samplers
+
+
+def _refuse_unstored(slots: Tensor, storage: Storage, place: int) -> None:
+    """IndexError for a slot past the items that member `place` stores."""
+    ends = [len(storage)] if storage.ndim == 1 else list(storage.shape or [])
+    columns = slots[:, None] if slots.ndim == 1 else slots
+    for column, end in zip(columns.unbind(-1), ends, strict=True):
+        if column.numel() and int(column.max()) >= end:
+            raise IndexError(f"slot {int(column.max())} is out of range: member {place} has {end} of them stored")

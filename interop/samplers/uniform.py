@@ -58,4 +58,6 @@ class RandomSampler(DrawingSampler):
 def place_of(storage: Storage) -> torch.device:
     """The device on which draws for a storage are wanted."""
     device = getattr(storage, "device", None)
-    return device if isinstance(device, torch.device) and bridge.jax_device(device) is not None else _CPU
+    if not isinstance(device, torch.device) or device.type == "cpu":
+        return _CPU
+    return device if bridge.jax_device(device) is not None else _CPU

@@ -9,22 +9,18 @@ from typing import Any, NoReturn
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import StorageEnsembleCheckpointer
 from interop.data.members import named, of_kind, picked
-from interop.storages import planning
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose, as_chain
 
 
 class StorageEnsemble(Storage):
-    """Several storages under one name, to read from: `ensemble[i]` is one of them, `ensemble[i][j]` an item.
-
-    Its length is the number of storages. It cannot be written to, only its members can.
+    """Several storages, for reading: `ensemble[i]` is a member, `ensemble[i][j]` an item. Its length is their number.
 
     Args:
         storages: the members.
-        transforms: a transform for the rows of each member, or None; as many as storages.
+        transforms: for each member a transform of its rows, or None.
     """
 
     default_checkpointer = StorageEnsembleCheckpointer
@@ -46,14 +42,14 @@ class StorageEnsemble(Storage):
 
     @property
     def max_size(self) -> int:
-        """Items that the members can hold together."""
+        """The capacity of all members together."""
         return min(sum(storage.max_size for storage in self.members), sys.maxsize)
 
     def get(self, index: Any) -> Any:
-        """What an index names.
+        """The items or members at an index.
 
-        - A tensordict of "buffer_ids" [n] and "index" [n, k], as a `SamplerEnsemble` draws it: a list of n pairs of a member
-          and its items at these k slots, after its transform.
+        - A tensordict of "buffer_ids" [n] and "index" [n, k], as from `SamplerEnsemble.draw`: a list of n pairs, each of the
+          number of a member and its items at these k slots, after its transform.
         - An int: that storage; `:` this ensemble; a slice, list, array, mask or tensor an ensemble of these.
         - A pair of such an index and one of items: `ensemble[i][j]`, or a list of the items j of each storage.
 
@@ -61,7 +57,7 @@ class StorageEnsemble(Storage):
         """
         if isinstance(index, TensorDictBase):
             rows = [(int(row["buffer_ids"]), row["index"]) for row in index.unbind(0)]
-            named([place for place, _ in rows], len(self))  # raises for a member that there is not
+            named([place for place, _ in rows], len(self))  # raises for unknown members
             return [(place, self._read(place, slots)) for place, slots in rows]
         if isinstance(index, tuple) and len(index) > 1:
             places, item = named(index[0], len(self)), index[1] if len(index) == 2 else index[1:]
@@ -72,7 +68,7 @@ class StorageEnsemble(Storage):
 
     def _of_some(self, places: Sequence[int]) -> "StorageEnsemble":
         transforms = None if self.transforms is None else [self.transforms[place] for place in places]
-        return type(self)(*(self.members[place] for place in places), transforms=transforms)
+        return StorageEnsemble(*(self.members[place] for place in places), transforms=transforms)
 
     def _read(self, place: int, slots: Tensor) -> Any:
         storage = self.members[place]
@@ -81,35 +77,29 @@ class StorageEnsemble(Storage):
         chain = None if self.transforms is None else self.transforms[place]
         return data if chain is None or not len(chain) else chain(data)
 
-    def memory_shares(self, data: Any) -> list[Share]:
-        """Those of the members; data is for each of them, or a list or tuple of data for one each."""
-        return planning.of_members([storage.memory_shares for storage in self.members], data)
-
     def __len__(self) -> int:
         return len(self.members)
 
-    def add(self, data: Any) -> NoReturn:
-        """RuntimeError: members are written to."""
-        self.set(None, data)
-
-    def extend(self, data: Any) -> NoReturn:
-        """RuntimeError: members are written to."""
-        self.set(None, data)
-
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """RuntimeError: members are written to."""
+        """RuntimeError: only members can be written to."""
         raise RuntimeError("an ensemble of storages cannot be written to: index the member first, ensemble[i]")
+
+    def add(self, data: Any) -> NoReturn:
+        """RuntimeError: only members can be written to."""
+        self.set(None, data)
+
+    extend = add
 
     def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of storages is not emptied as a whole: empty its members")
 
     def state_dict(self) -> NoReturn:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble of storages has no state of its own: take that of its members")
+        """NotImplementedError: only members have a state."""
+        raise NotImplementedError("an ensemble of storages has no state of its own: use those of its members")
 
     def load_state_dict(self, state_dict: Any) -> NoReturn:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble of storages has no state of its own: load that of its members")
+        """NotImplementedError: only members have a state."""
+        self.state_dict()
 
     def __repr__(self) -> str:
         storages = ", ".join(map(repr, self.members))

@@ -1,9 +1,8 @@
 """What memory storages take, and the refusal of what there is no room for before any is taken."""
 
-import dataclasses
 import multiprocessing.heap
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -87,18 +86,6 @@ def refuse(shares: Iterable[Share]) -> None:
     shares = list(shares)
     if sum(share.bytes or 0 for share in shares) >= _SMALL:
         plan(shares).check()
-
-
-def of_members(members: Sequence[Callable[[Any], list[Share]]], data: Any) -> list[Share]:
-    """The shares of several storages or buffers, numbered. ValueError for a list of data that is not one for each."""
-    each = list(data) if isinstance(data, list | tuple) else [data] * len(members)
-    if len(each) != len(members):
-        raise ValueError(f"there are {len(members)} members, got data for {len(each)}")
-    return [
-        dataclasses.replace(share, part=f"[{place}] {share.part}")
-        for place, (of, given) in enumerate(zip(members, each, strict=True))
-        for share in of(given)
-    ]
 
 
 def shared_memory(size: int) -> str:

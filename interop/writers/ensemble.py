@@ -12,7 +12,7 @@ from interop.writers.writer import Writer
 
 
 class WriterEnsemble(Writer):
-    """Several writers under one name: `ensemble[i]` is one of them. It cannot write, only its members can.
+    """Several writers: `ensemble[i]` is a member. It cannot write, only its members can.
 
     Args:
         writers: the members.
@@ -23,22 +23,20 @@ class WriterEnsemble(Writer):
         self.members: tuple[Writer, ...] = of_kind("writer", writers, Writer, WriterEnsemble)
 
     def register_storage(self, storage: Storage) -> None:
-        """Nothing: each member writes to its own storage."""
+        """Does nothing: each member writes to its own storage."""
 
     def add(self, data: Any = None) -> NoReturn:
-        """NotImplementedError: members write."""
+        """NotImplementedError: only members write."""
         raise NotImplementedError("an ensemble of writers cannot write: index the member first, ensemble[i]")
 
-    def extend(self, data: Any = None) -> NoReturn:
-        """NotImplementedError: members write."""
-        self.add(data)
+    extend = add
 
     def _empty(self, empty_write_count: bool = True) -> NoReturn:
         raise NotImplementedError("an ensemble of writers is not reset as a whole: empty the members")
 
     @property
     def write_count(self) -> int:
-        """AttributeError: members count."""
+        """AttributeError: only members count."""
         raise AttributeError("an ensemble counts no writes: ask its members, ensemble[i].write_count")
 
     def saved_state(self) -> dict[str, Any]:
@@ -48,19 +46,19 @@ class WriterEnsemble(Writer):
         return loading_members(entries, self.members, options)
 
     def state_dict(self) -> NoReturn:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble of writers has no state of its own: take that of its members")
+        """NotImplementedError: only members have a state."""
+        raise NotImplementedError("an ensemble of writers has no state of its own: use those of its members")
 
     def load_state_dict(self, state_dict: Any) -> NoReturn:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble of writers has no state of its own: load that of its members")
+        """NotImplementedError: only members have a state."""
+        self.state_dict()
 
     def __getitem__(self, index: Any) -> Any:
         """A member for an int, this ensemble for `:`, an ensemble of some for any other index."""
         return picked(index, self.members, self, self._of_some)
 
     def _of_some(self, places: Sequence[int]) -> "WriterEnsemble":
-        return type(self)(*(self.members[place] for place in places))
+        return WriterEnsemble(*(self.members[place] for place in places))
 
     def __len__(self) -> int:
         return len(self.members)

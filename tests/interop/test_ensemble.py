@@ -9,12 +9,10 @@ from scipy import stats
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from interop import (
-    HERReplayBuffer,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSliceSampler,
-    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
@@ -22,7 +20,6 @@ from interop import (
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
 )
 from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, nested_td, tensors_of, trajectories
 
@@ -157,12 +154,6 @@ def test_parts_of_unlike_length_are_stacked_lazily():
         assert row["index", "buffer_ids"].tolist() == [place] * left == info[place]["index", "buffer_ids"].tolist()
         assert sorted(torch.cat([first[place]["obs"][:, 0], row["obs"][:, 0]]).tolist()) == list(range(6 + left))
         assert members[place].sampler.ran_out
-
-
-def test_plain_tensors_that_are_not_alike_are_an_error():
-    members = [buffer_of(torch.zeros(5, width), kind=ReplayBuffer) for width in (2, 3)]
-    with pytest.raises(RuntimeError, match="equal size"):
-        ReplayBufferEnsemble(*members, sample_from_all=True).sample(4)
 
 
 def test_objects_are_collated_as_asked_for():
@@ -340,27 +331,6 @@ def test_a_member_whose_transform_changes_the_rows_says_so():
         ReplayBufferEnsemble(*members, sample_from_all=True).sample(8)
 
 
-def test_what_samplers_say_is_in_the_batch():
-    class Slices(RandomSampler):
-        """Names items as slices do, and says where they end."""
-
-        def sample(self, storage, batch_size):
-            index, _ = super().sample(storage, batch_size)
-            ends = torch.zeros(batch_size, 1, dtype=torch.bool)
-            ends[-1] = True
-            return (index,), {("next", "truncated"): ends, "weight": torch.arange(batch_size)}
-
-    members = [member(sampler=Slices()), member(sampler=Slices())]
-    sample, info = ReplayBufferEnsemble(*members).sample(6, return_info=True)
-    assert sample["index", "index"].shape == info["index", "index"].shape == (2, 3, 1)
-    assert sample["index", "buffer_ids"].shape == (2, 3)
-    assert sample["next", "truncated"].tolist() == [[[False], [False], [True]]] * 2
-    assert info["weight"].tolist() == sample["weight"].tolist() == [[0, 1, 2]] * 2
-    mixed = ReplayBufferEnsemble(members[0], member(), sample_from_all=True).sample(6)
-    assert mixed[0]["index", "index"].shape == (3, 1) and mixed[1]["index", "index"].shape == (3,)
-    assert "weight" in mixed[0] and "weight" not in mixed[1]
-
-
 def episodes(first=0, sampler=None):
     """12 steps of three episodes."""
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler)
@@ -415,32 +385,3 @@ def test_windows_around_items():
         for anchor in sample["anchor_index"][part, ::3].tolist():
             wanted[anchor] = min(anchor + 2, 11) + 10.0
         assert torch.equal(ensemble[part].sampler.priorities, wanted)
-
-
-def test_a_member_that_relabels_its_items():
-    def reached(first):
-        buffer = HERReplayBuffer(
-            lambda data: (data["desired_goal"] == data["next", "achieved_goal"]).float(),
-            her_ratio=1.0,
-            strategy="final",
-            storage=LazyTensorStorage(4),
-        )
-        steps = torch.arange(first, first + 4.0)[:, None]
-        rows = TensorDict({"desired_goal": steps * 0 - 1, "next": {"achieved_goal": steps, "reward": steps * 0}}, [4])
-        rows["next", "done"] = steps == first + 3
-        buffer.extend(rows)
-        return buffer
-
-    sample = ReplayBufferEnsemble(reached(0), reached(10), sample_from_all=True).sample(8)
-    assert (sample["desired_goal"][0] == 3).all() and (sample["desired_goal"][1] == 13).all()
-
-
-def test_the_generations_of_items_are_told():
-    members = [member(writer=TensorDictRoundRobinWriter(track_generations=True)) for _ in range(2)]
-    members[1].extend(flat_td(range(16)))
-    sample, info = ReplayBufferEnsemble(*members, sample_from_all=True).sample(8, return_info=True)
-    for part, each in enumerate(members):
-        wanted = each.writer.generations_of(info["index", "index"][part])
-        assert torch.equal(info["index_generation"][part], wanted) and torch.equal(
-            sample["index_generation"][part], wanted
-        )

@@ -1,18 +1,13 @@
 """StorageEnsemble, SamplerEnsemble and WriterEnsemble by themselves."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
-from scipy import stats
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict
 
 from interop import (
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
     RandomSampler,
     RoundRobinWriter,
     SamplerEnsemble,
@@ -20,8 +15,7 @@ from interop import (
     StorageEnsemble,
     WriterEnsemble,
 )
-from interop.data import randomness
-from tests.interop.rows import check_same, flat_td
+from tests.interop.rows import flat_td
 
 
 def storage_of(first=0, count=6, kind=LazyTensorStorage):
@@ -70,22 +64,7 @@ def test_members_of_another_kind_or_number_are_refused(name, make):
         kind(make())
 
 
-@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_ensembles_are_copied_with_their_members(make):
-    ensemble = make()
-    for twin in (copy.deepcopy(ensemble), pickle.loads(pickle.dumps(ensemble))):
-        assert len(twin) == 3 and twin[1] is not ensemble[1] and type(twin[1]) is type(ensemble[1])
-
-
 # ---------------------------------------------------------------------- storages
-
-
-def test_items_of_members():
-    ensemble = storages()
-    assert ensemble.max_size == 24 and ensemble.transforms is None
-    check_same(ensemble[1, 2], ensemble[1][2])
-    assert [row["obs"][0].item() for row in ensemble[:, 4]] == [4, 104, 204]
-    assert [rows["obs"][:, 0].tolist() for rows in ensemble[1:, [0, 1]]] == [[100, 101], [200, 201]]
 
 
 def test_the_transforms_of_members_go_along():
@@ -98,19 +77,6 @@ def test_the_transforms_of_members_go_along():
     assert ["a" in rows for _, rows in found] == [True, False, True]
     with pytest.raises(TypeError, match="transforms must be as many as storages: got 1 for 3"):
         storages(transforms=[None])
-
-
-@pytest.mark.parametrize(
-    ("index", "error"),
-    [
-        ({"buffer_ids": torch.tensor([3]), "index": torch.zeros(1, 2, dtype=torch.int64)}, IndexError),
-        ({"buffer_ids": torch.tensor([0]), "index": torch.full((1, 2), 6)}, IndexError),
-        ({"buffer_ids": torch.tensor([0])}, KeyError),
-    ],
-)
-def test_draws_of_items_that_there_are_not(index, error):
-    with pytest.raises(error):
-        storages().get(TensorDict(index, [1]))
 
 
 # ---------------------------------------------------------------------- samplers
@@ -126,13 +92,6 @@ def test_a_draw_is_of_members_and_slots():
     assert torch.equal(torch.stack([rows["obs"][:, 0] for _, rows in found]), wanted.float())
 
 
-def test_members_follow_p():
-    choice, generator = samplers(p=[1, 0, 3]).choice, torch.Generator().manual_seed(0)
-    places = [place for _ in range(2_000) for place, _ in choice.choose(randomness.key(generator))]
-    counts = np.bincount(places, minlength=3)
-    assert counts[1] == 0 and stats.chisquare(counts[[0, 2]], counts.sum() * np.array([0.25, 0.75])).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("given", [[1, 3], torch.tensor([1, 3]), torch.tensor([0.5, 1.5]), np.array([2, 6])])
 def test_p_is_of_sum_one(given):
     ensemble = samplers(2, p=given)
@@ -142,9 +101,9 @@ def test_p_is_of_sum_one(given):
             ensemble.p = wrong
     assert ensemble.p.tolist() == [0.25, 0.75] and ensemble[1:].p.tolist() == [1]
     ensemble.p = shares = np.random.default_rng(0).random(2)
-    saved = ensemble.choice.saved()["p"]
+    saved = ensemble.settings()["p"]
     ensemble.p = saved  # not divided once more
-    assert ensemble.choice.saved()["p"] == saved and not np.array_equal(saved, shares)
+    assert ensemble.settings()["p"] == saved and not np.array_equal(saved, shares)
     ensemble.p = None
     assert ensemble.p is None and ensemble[:1].p is None
     with pytest.raises(RuntimeError, match="exclude"):
@@ -168,10 +127,6 @@ def test_slots_that_are_coordinates():
     assert index["index"].shape == (2, 5, 2)
     for part, (_, rows) in zip(index["index"], held.get(index), strict=True):
         assert torch.equal(rows["obs"], (part[:, 0] * 3 + part[:, 1]).float())
-    mixed = StorageEnsemble(lanes, storage_of())
-    index, _ = samplers(2, sample_from_all=True).sample(mixed, 10)
-    assert isinstance(index, LazyStackedTensorDict)
-    assert [rows["obs"].shape[0] for _, rows in mixed.get(index)] == [5, 5]
 
 
 def test_draws_that_are_refused():
@@ -185,19 +140,3 @@ def test_draws_that_are_refused():
     with pytest.raises(RuntimeError, match="Cannot sample from an empty storage: member 1"):
         samplers(2).sample(StorageEnsemble(storage_of(), LazyTensorStorage(4)), 6)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_priorities_go_to_the_sampler_that_has_them():
-    held = storages(2)
-    ensemble = SamplerEnsemble(PrioritizedSampler(8, 1, 1), RandomSampler(), sample_from_all=True)
-    assert ensemble.takes_priorities and not samplers().takes_priorities and not ensemble.ran_out
-    index, _ = ensemble.sample(held, 6)
-    ensemble.update_priority(index, torch.arange(1.0, 7.0).reshape(2, 3), storage=held)
-    wanted = torch.ones(6)
-    for slot, value in zip(index["index"][0], (1.0, 2.0, 3.0), strict=True):
-        wanted[slot] = value
-    assert torch.equal(ensemble[0].priorities, wanted)
-    with pytest.raises(TypeError, match="storage="):
-        ensemble.update_priority(index, 1.0)
-    with pytest.warns(UserWarning, match="SamplerEnsemble is not a prioritized sampler"):
-        samplers(2).update_priority(index, 1.0, storage=held)

@@ -128,19 +128,11 @@ def test_components_are_those_that_the_members_have_now():
     ("options", "error"),
     [
         ({"p": [1, -1]}, ValueError),
-        ({"p": [1, float("inf")]}, ValueError),
-        ({"p": [[1, 1]]}, ValueError),
-        ({"p": 0.5}, ValueError),
         ({"p": ["a", "b"]}, TypeError),
-        ({"p": [True, True]}, TypeError),
         ({"p": [1, 1], "sample_from_all": True}, RuntimeError),
         ({"num_buffer_sampled": 0}, ValueError),
-        ({"num_buffer_sampled": 1.5}, TypeError),
         ({"collate_fns": [None]}, ValueError),
-        ({"collate_fns": [None, 3]}, TypeError),
         ({"collate_fn": 3}, TypeError),
-        ({"batch_size": 0}, ValueError),
-        ({"prefetch": 2}, ValueError),
         ({"prefetch": 2, "batch_size": 4, "shared": True}, ValueError),
         ({"generator": 3}, TypeError),
         ({"transform": 3}, RuntimeError),
@@ -239,17 +231,11 @@ def test_items_of_every_member_are_collated(storage):
     ("index", "error"),
     [
         (-4, IndexError),
-        ([0, 3], IndexError),
         ([True, False], IndexError),
-        (slice(3, None), IndexError),
         ([], IndexError),
-        (torch.tensor([0.0, 1.0]), TypeError),
-        ([0.5], TypeError),
         ("obs", TypeError),
-        (None, TypeError),
         (True, TypeError),
         ((3, 0), IndexError),
-        (("obs", 0), TypeError),
         ([[0, 1]], RuntimeError),
     ],
 )
@@ -268,8 +254,6 @@ def test_bad_indices(index, error):
         lambda ensemble: ensemble.add(flat_td([1])[0]),
         lambda ensemble: ensemble.extend(flat_td([1])),
         lambda ensemble: ensemble.storage.add(1),
-        lambda ensemble: ensemble.storage.extend([1]),
-        lambda ensemble: ensemble.storage.set(0, 1),
         lambda ensemble: ensemble.storage.__setitem__(0, 1),
     ],
 )
@@ -285,12 +269,8 @@ def test_writing_to_the_ensemble_is_refused(call):
         lambda ensemble: ensemble.empty(),
         lambda ensemble: ensemble.state_dict(),
         lambda ensemble: ensemble.load_state_dict({}),
-        lambda ensemble: ensemble.storage._empty(),
         lambda ensemble: ensemble.storage.state_dict(),
         lambda ensemble: ensemble.storage.load_state_dict({}),
-        lambda ensemble: ensemble.sampler._empty(),
-        lambda ensemble: ensemble.writer._empty(),
-        lambda ensemble: ensemble.writer.add(),
         lambda ensemble: ensemble.writer.extend(1),
     ],
 )
@@ -310,16 +290,3 @@ def test_consuming_members_are_not_drawn_from_ahead():
     assert torch.cat(drawn).sort().values.tolist() == list(range(6))
     with pytest.raises(RuntimeError, match="member 0 of the ensemble has no items"):
         ensemble.sample(6)
-
-
-def test_numbers_to_watch_are_those_of_all_members():
-    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=4, prefetch=2)
-    ensemble.sample()
-    assert ensemble.stats() == {
-        "size": 12,
-        "write_count": 12,
-        "prefetch_queue_size": 2,
-        "initialized": True,
-        "capacity": 16,
-        "utilization": 0.75,
-    }

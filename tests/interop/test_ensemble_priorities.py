@@ -86,18 +86,6 @@ def test_priorities_follow_the_sample(data):
             assert torch.equal(priorities(buffer), held)
 
 
-def test_indices_of_samples_that_are_no_tensordicts():
-    members = [PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(8)) for _ in range(2)]
-    for each in members:
-        each.extend(torch.arange(6.0))
-    ensemble = ReplayBufferEnsemble(*members)
-    sample, info = ensemble.sample(6, return_info=True)
-    ensemble.update_priority(info["index"], sample + 10)
-    for part, place in enumerate(info["index", "buffer_ids"].tolist()):
-        slots = info["index", "index"][part]
-        assert torch.equal(priorities(members[place])[slots], slots + 10.0)
-
-
 def test_several_values_an_item_are_reduced_by_the_member():
     members = [prioritized(rows=trajectories, reduction=how) for how in ("max", "mean")]
     ensemble = ReplayBufferEnsemble(*members, sample_from_all=True)

@@ -21,14 +21,12 @@ from interop import (
     PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     RoundRobinWriter,
     Sampler,
     SamplerWithoutReplacement,
     SliceSampler,
     StalenessAwareSampler,
     Storage,
-    StorageEnsemble,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
@@ -239,23 +237,6 @@ def test_what_transforms_make_is_planned_and_what_they_keep_stays() -> None:
         storage=LazyTensorStorage(CAPACITY), transform=CatFrames(2, -1, in_keys=["action"])
     )
     assert stacked.plan(steps()).by_key["items 'action'"] == 12 * CAPACITY  # it stacks what is read
-
-
-def test_members() -> None:
-    first = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
-    second = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 0.6, 0.4))
-    each = first.plan(steps()), second.plan(torch.zeros(3, 5))
-    ensemble = ReplayBufferEnsemble(first, second)
-    plan = ensemble.plan([steps(), torch.zeros(3, 5)])
-    assert plan.total == each[0].total + each[1].total
-    assert plan.by_part["[0] items"] == each[0].total and plan.by_part["[1] items"] == 200
-    assert plan.by_part["[1] sampler"] == each[1].by_part["sampler"]
-    assert ensemble.plan(steps()).by_part["[1] items"] == second.plan(steps()).by_part["items"]
-    with pytest.raises(ValueError, match="2 members, got data for 1"):
-        ensemble.plan([steps()])
-    assert StorageEnsemble(first.storage, second.storage).plan((steps(), torch.zeros(3, 5))).total == (
-        LazyTensorStorage(CAPACITY).plan(steps()).total + 200
-    )
 
 
 def test_the_plan_of_a_buffer_is_a_table_of_its_keys() -> None:

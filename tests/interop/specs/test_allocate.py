@@ -15,9 +15,7 @@ from interop import (
     LazyFrameStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     TensorDictReplayBuffer,
     TensorStorage,
 )
@@ -238,16 +236,13 @@ def test_an_allocated_folder_is_opened_empty(tmp_path) -> None:
     assert memory_of(storage) == before and (storage[:] == rows).all()
 
 
-def test_plans_of_other_storages_and_of_ensembles() -> None:
+def test_plans_of_other_storages() -> None:
     item = Composite(pixels=Unbounded((4, 2), dtype=torch.uint8), done=Categorical(2, (1,), dtype=torch.bool))
     spec = Composite({**dict(item.items()), "next": item})
     frames = LazyFrameStorage(10, stack_dim=-2)
     planned = frames.plan(spec).total
     frames.allocate(spec)
     assert frames.plan().total == planned and len(frames) == 0
-    first, second = (ReplayBuffer(storage=make(10)) for make in (LazyTensorStorage, ListStorage))
-    both = ReplayBufferEnsemble(first, second)
-    assert both.plan([spec, item]).total == both.plan([spec.rand((2,)), item.rand((2,))]).total > 0
 
 
 def test_a_plan_of_a_large_spec_takes_no_memory() -> None:
