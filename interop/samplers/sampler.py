@@ -1,4 +1,4 @@
-"""What every sampler does."""
+"""The base class of samplers."""
 
 import warnings
 from abc import ABC
@@ -20,17 +20,17 @@ from interop.writers import Writer
 
 
 class Sampler(Stateful, randomness.Seeded, ABC):
-    """Chooses the items of a batch. A subclass defines `draw`, or `sample` as in torchrl; the rest may stay as it is.
+    """Chooses the items of a batch. A subclass defines `draw`, or `sample` as in torchrl.
 
-    A buffer makes one key for each batch from its generator, and calls `draw` with it. A sampler that takes all its random
-    numbers from this key draws the same batches with `prefetch` and without, and after a checkpoint. A sampler that
-    defines `sample` takes them from `self._rng` instead: during the call this is a generator that is seeded with the key.
+    A buffer makes one key for each batch from its generator, and passes it to `draw`. A sampler that takes all its random
+    numbers from this key draws the same batches with and without `prefetch`, and after a checkpoint. A sampler that
+    defines `sample` takes them from `self._rng` instead: during the call this is a generator seeded with the key.
 
-    A subclass with attributes defines `state_dict`, which returns tensors and plain values, in dicts with text keys and
-    lists, and `load_state_dict`, which takes them back. Checkpoints save this state. See docs/extending.md.
+    A subclass with attributes defines `state_dict`, which returns tensors and plain values in dicts with text keys and
+    lists, and `load_state_dict`. Checkpoints save this state. See docs/extending.md.
     """
 
-    KEPT = False  # whether a storage in files keeps priorities of its items for it
+    KEPT = False  # whether a storage in files keeps the priorities
     follows_writes = False  # whether the class defines `mark_update`
     takes_priorities = False  # whether it defines `update_priority`
 
@@ -54,7 +54,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             batch_size: how many items are wanted.
             key: random bits, [2] uint32: a key of JAX, or a seed for `numpy.random.default_rng`.
         """
-        every: list[Sampler | Storage] = [self, storage]  # the storage for its `random_index`
+        every: list[Sampler | Storage] = [self, storage]  # `random_index` of the storage draws, too
         before = [each.buffer_generator for each in every]
         seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
         try:
@@ -74,33 +74,33 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             return self.draw(storage, batch_size, randomness.key(self._rng))
 
     def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
-        """Draw for a batch that is returned later: from an epoch, or by a user's sampler, which may have epochs.
+        """Draw for a batch that is returned later, if the draw changes the sampler: for epochs and samplers of users.
 
-        None for the library's other samplers, whose draws follow from the key and what is stored.
+        None for samplers whose draws depend on the key and the stored items only.
         """
         return Reservation.own(*draw_by(self, storage, batch_size, key))
 
     @property
     def reads_to_reserve(self) -> bool:
-        """Whether `reserve` reads what is stored: the lock of the storage must be held."""
+        """Whether `reserve` reads stored items, so that the lock of the storage must be held."""
         return True
 
     @property
     def has_more(self) -> bool:
-        """Whether another batch may be reserved: not past the end of an epoch, whose last batch is not returned yet."""
+        """Whether another batch may be reserved. Reservations do not go past the end of an epoch."""
         return not self.ran_out
 
     def catch_up(self, storage: Storage) -> None:
-        """Begin an epoch where writes ended the last one; its reservations are stale. The lock of the storage is held."""
+        """Begin an epoch if a write ended the last one, whose reservations are stale. The lock of the storage is held."""
 
     def sampleable(self, storage: Storage) -> int:
-        """How many items there are to draw from: the length of a buffer."""
+        """How many items can be drawn: the length of a buffer."""
         return len(storage)
 
     def share(self, storage: Storage, batch_size: int) -> Share:
-        """What a storage holds of everything, for batches of this size over several buffers; its lock is held.
+        """The share of a storage in batches of this size over several buffers. Its lock is held.
 
-        TypeError for a sampler of which such batches cannot be drawn.
+        TypeError for a sampler that cannot draw such batches.
         """
         raise TypeError(
             f"a {type(self).__name__} cannot draw batches over several shards: use one shard, or a RandomSampler, "
@@ -109,7 +109,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         )
 
     def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
-        """The memory that it takes beside a storage of so many items, for a plan. Here nothing is known."""
+        """The memory of the sampler for a storage of `capacity` items, for a plan. Unknown in the base class."""
         return [host_share(f"of a {type(self).__name__}", None)]
 
     def add(self, index: Any) -> None:
@@ -119,17 +119,17 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """Items were added at index."""
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """The items at index are new, through whichever buffer they were written."""
+        """New items are at index, written through any buffer on the storage."""
 
     def take_over(self, storage: Storage) -> None:
-        """Draw from a storage that may have items already: `mark_update` of a user's class is called with all of them."""
+        """Draw from a storage that may have items already. Calls `mark_update` of a user's class with all of them."""
         if len(storage) and defined_outside(self, "mark_update"):
             slots = torch.arange(len(storage), device="cpu")
             index = slots if storage.ndim == 1 else torch.stack(torch.unravel_index(slots, storage.shape or ()), -1)
             self.mark_update(index, storage=storage)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Give items priorities; here a warning, this sampler has none."""
+        """Set priorities of items. Warns in samplers without priorities."""
         warnings.warn(
             f"update_priority() has no effect: {type(self).__name__} is not a prioritized sampler",
             UserWarning,
@@ -137,19 +137,19 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         )
 
     def checked(self, priority: Any) -> Any:
-        """The priorities as `update_priority` takes them; TypeError or ValueError for what it would refuse."""
+        """The priorities as `update_priority` uses them; TypeError or ValueError if it would refuse them."""
         return priority
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
-        """TypeError, ValueError or RuntimeError for parts of a buffer that nothing could be drawn from in this way."""
+        """TypeError, ValueError or RuntimeError for other parts of a buffer with which this sampler cannot work."""
 
     def check_batch_size(self, batch_size: int | None) -> None:
-        """ValueError for batches of this size that cannot be drawn; None where each call has a size of its own."""
+        """ValueError for a batch size that cannot be drawn; None means that each call has its own size."""
         if batch_size is None and getattr(self, "drop_last", False):
             raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
 
     def refuse_forked_child(self) -> None:
-        """RuntimeError in a forked child, whose draws and writes the sampler would not follow."""
+        """RuntimeError in a forked child if the sampler works in one process only."""
 
     @property
     def default_priority(self) -> float:
@@ -166,14 +166,14 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         pass
 
     def reloaded(self, storage: Storage) -> None:
-        """The rows of the storage were loaded. What is kept beside them is to be kept beside these."""
+        """The rows of the storage were loaded."""
 
     def clear(self) -> None:
-        """Start over: the buffer was emptied. Calls `_empty`, which a subclass may define."""
+        """Start over: the buffer was emptied."""
         self._empty()
 
     def _empty(self) -> None:
-        """Start over, the buffer was emptied."""
+        """Called by `clear`; a subclass may define it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rng": None}
@@ -183,7 +183,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
 
 def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, Any]:
-    """What a sampler draws with a key: by its `sample` where a subclass defines that, by its `draw` otherwise."""
+    """Draw with a key: by `sample` if a subclass defines it, else by `draw`."""
     by_key = samples_by_key(sampler)
     found = sampler.draw(storage, batch_size, key) if by_key else Sampler.draw(sampler, storage, batch_size, key)
     if not (isinstance(found, tuple) and len(found) == 2 and hasattr(found[1], "items")):
@@ -194,10 +194,10 @@ def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray
 
 
 def samples_by_key(sampler: Sampler) -> bool:
-    """Whether `sample` is the base's, which calls `draw`."""
+    """Whether the class defines `draw`, not `sample`."""
     return type(sampler).sample is Sampler.sample
 
 
 def host_share(key: str, size: int | None) -> MemoryShare:
-    """So many bytes of host memory at most, or an unknown number, in a plan."""
+    """At most `size` bytes of host memory in a plan; None if unknown."""
     return MemoryShare("sampler", key, free_memory.HOST, size, counts="always" if size is None else "at most")

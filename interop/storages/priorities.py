@@ -13,17 +13,17 @@ from interop.shared.folder import Folder
 from interop.shared.memory import Memory
 from interop.shared.undo import Undo, settle
 
-_HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # cells of what is known of the highest; the last is how many
-_CELLS = 2 * _TOP  # of the storage since it was emptied, and of before: it may have to be put back
+_HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # counters about the highest priority; _TOP is their number
+_CELLS = 2 * _TOP  # since the storage was emptied, and before: emptying may be rolled back
 _LOG = 1 << 20  # bytes
 _BEFORE = Undo.before_log(_CELLS) + _LOG
 
 
 class KeptPriorities(Undo):
-    """A double for each item, and the highest ever given. An update of up to some 40,000 items counts as a whole.
+    """A float64 for each item, and the highest priority ever given. One update of up to 40,000 items is one transaction.
 
-    An item that nothing was given for has the default priority. The file holds complements: zero, of which files are
-    made, is the complement of a NaN, which stands for that.
+    Items without a priority of their own have the default one. The file holds bitwise complements: the zeros of a new
+    file are complements of NaN, which stands for "none".
     """
 
     memory: Memory
@@ -32,7 +32,7 @@ class KeptPriorities(Undo):
         self.memory = memory
         self._ring, self._owner = ring, owner
         self._per_row = per_row
-        self._unread = opened  # whether nobody has taken up what a process before this one has left
+        self._unread = opened  # whether no sampler has read the priorities of an earlier process
         self._of: weakref.ref[object] | None = None
         if owner is None:
             settle(memory, _CELLS)
@@ -53,10 +53,10 @@ class KeptPriorities(Undo):
         """What the file holds, [rows, items of a row]."""
         return self._values.reshape(-1, self._per_row)
 
-    # ------------------------------------------------------------------ whose they are
+    # ------------------------------------------------------------------ sampler
 
     def bind(self, sampler: object) -> bool:
-        """Keep the priorities of this sampler alone from now on; whether it has to begin with those that are here."""
+        """Keep the priorities of this sampler alone from now on. Returns whether it must read those in the file first."""
         self._of = weakref.ref(sampler)
         unread, self._unread = self._unread, False
         return unread
@@ -69,7 +69,7 @@ class KeptPriorities(Undo):
             highest, slot = float(self._tops[which][0]), int(self._cells[_TOP * which + _SLOT])
         values = (~self._values[:length]).view(np.float64)
         values[np.isnan(values)] = highest
-        if self._owner is None and length:  # another process may have gone on since the length was read
+        if self._owner is None and length:  # another process may have written since the length was read
             slot = slot if slot < length else -1
             if values.max() > highest:
                 highest, slot = float(values.max()), int(values.argmax())
@@ -80,7 +80,7 @@ class KeptPriorities(Undo):
     # ------------------------------------------------------------------ writing
 
     def forget(self, rows: Any) -> None:
-        """Other items are in rows: in one, some or a range of them. Part of a step of the storage."""
+        """Drop the priorities of rows that get new items. Inside a transaction of the storage."""
         if self._owner is not None and not self._owner.is_open:
             return
         if isinstance(rows, range):
@@ -89,19 +89,19 @@ class KeptPriorities(Undo):
             self.by_row[rows.numpy() if isinstance(rows, Tensor) else rows] = 0
 
     def begin(self, sampler: object, slots: np.ndarray, value: float) -> None:
-        """Give new items the highest priority, which an item without a priority has too as long as it is the same."""
+        """Give new items the highest priority."""
         if self._writes_for(sampler):
             self._values[slots] = ~np.float64(value).view(np.int64)
 
     def give_all(self, sampler: object, values: PriorityValues) -> None:
-        """Keep the priorities of all items in the place of those that are here."""
+        """Replace the priorities of all items."""
         if self._writes_for(sampler):
             slots = np.flatnonzero(values.given >= 0)
             self.forget(slice(None))
             self.give(sampler, slots, values.given[slots], values.highest, values.highest_slot)
 
     def give(self, sampler: object, slots: np.ndarray, values: Any, highest: float, highest_slot: int = -1) -> None:
-        """Keep the priorities of items, of equal ones the last, and what new items get."""
+        """Write the priorities of items, of equal slots the last, and the highest priority."""
         if not self._writes_for(sampler):
             return
         bits = ~np.asarray(values, np.float64).view(np.int64)
@@ -121,5 +121,5 @@ class KeptPriorities(Undo):
             self._cells[_TOP * which + _SINCE] = self._ring.emptied + 1
 
     def _writes_for(self, sampler: object) -> bool:
-        """Whether it is the last sampler that was bound, and the folder belongs to this process."""
+        """Whether this sampler is bound, in the process that owns the folder."""
         return self._owner is not None and self._owner.is_here and self._of is not None and self._of() is sampler

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read(storage: "TensorStorage", index: Any) -> Any:
-    """What is stored at index, over the filled part: a view for ints and slices, a copy for arrays and masks.
+    """The items at an index over the filled part: a view for ints and slices, a copy for arrays and masks.
 
     RuntimeError before the first write, IndexError out of range.
     """
@@ -63,7 +63,7 @@ def _is_long(index: Any) -> bool:
 
 
 def column(storage: "TensorStorage", path: Path) -> Tensor | None:
-    """The memory of an entry, [rows, *lanes, ...]; None where it is not kept in one piece.
+    """The memory of an entry, [rows, *lanes, ...]; None if it is not one tensor.
 
     KeyError for an entry that is not stored, TypeError for text and ragged rows.
     """
@@ -78,7 +78,7 @@ def column(storage: "TensorStorage", path: Path) -> Tensor | None:
 
 
 def views(storage: "TensorStorage", paths: Sequence[Path]) -> list[np.ndarray | None] | None:
-    """NumPy's views of entries, [items, ...] each, with None for what is not stored; None where one has no view."""
+    """NumPy views of entries, [items, ...] each, None for an entry that is not stored; None if one has no view."""
     rows, layout, dims = storage.own_rows(), storage.layout, storage.ndim
     assert layout is not None
     found: list[np.ndarray | None] = []

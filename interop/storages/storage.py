@@ -1,4 +1,4 @@
-"""What every storage does."""
+"""The base class of storages."""
 
 import contextlib
 import copy
@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -26,33 +26,39 @@ from interop.shared.storage_lock import StorageLock
 from interop.storages import planning
 
 
-class Storage(Aliases, Seeded):
-    """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
+class Follower(Protocol):
+    """A buffer, or anything else with this method."""
 
-    Buffers hold the lock of their storage while they read or write. So do processes, from the moment a
-    storage that they share is given to another one, by a fork or among the arguments of a process that starts. Who calls
-    `get` and `set` directly beside them has to see to that itself.
+    def mark_update(self, index: Any) -> None:
+        """New items are at index."""
+
+
+class Storage(Aliases, Seeded):
+    """Items by slot. A subclass defines `set`, `get`, `__len__` and `_empty`.
+
+    Buffers hold `lock` while they read or write. Direct calls of `get` and `set` do not: hold it yourself where other
+    threads or processes use the storage.
 
     Args:
         max_size: the largest number of items.
-        checkpointer: what saves and loads the content.
-        compilable: keep counters local to this process.
+        checkpointer: saves and loads the content.
+        compilable: keep the counters local to this process.
     """
 
     ndim = 1
     _checkpointer: Any = None
     default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
     _compilable = False
-    generations: Any = None  # of its rows, where a writer counts them
-    journal: Journal  # what a process leaves half-done when it is killed is rolled back, where it is started
-    _counters: torch.Tensor | None = None  # memory of the ring, where processes share it and there is no journal
-    priorities: Any = None  # of its items, where they are kept beside them
-    reopened = False  # whether its rows are of a process before this one
-    _watched = False  # whether samplers are told of what other processes write
+    generations: Any = None  # how often each row was written, if a writer counts that
+    journal: Journal  # rolls back unfinished writes; does nothing until it is started
+    _counters: torch.Tensor | None = None  # shared memory of the ring, if there is no journal
+    priorities: Any = None  # of the items, if they are kept in a file
+    reopened = False  # whether the rows were written by an earlier process
+    _watched = False  # whether writes of other processes are reported to samplers
     _seen: tuple[int, int, int, int] | None = None  # the counts when the lock was last released, if so
     lock: StorageLock
     _listeners: "_Listeners"
-    ring: Ring  # where it stands: rows in use, cursor, what was written
+    ring: Ring  # rows in use, cursor, and counters of writes
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
@@ -93,22 +99,22 @@ class Storage(Aliases, Seeded):
         self._checkpointer = value
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Have the checkpointer save the content in a folder."""
+        """Save the content in a folder, by the checkpointer."""
         self.checkpointer.dumps(self, path)
 
     def loads(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Have the checkpointer load what `dumps` saved, of a storage or a whole buffer. After an error nothing has changed.
+        """Load a checkpoint of a storage or of a whole buffer, by the checkpointer. After an error nothing has changed.
 
         `verify`, `strict`, `cast` and `allow_pickle` are those of `ReplayBuffer.loads`.
         """
         self.checkpointer.loads(self, path, **options)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, path=None)` change what is saved; see `StorageCheckpointerBase`."""
+        """Change saved data by `hook(data, path=None)`; see `StorageCheckpointerBase`."""
         self.checkpointer.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, out=None)` change what was loaded."""
+        """Change loaded data by `hook(data, out=None)`."""
         self.checkpointer.register_load_hook(hook)
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,11 +122,11 @@ class Storage(Aliases, Seeded):
         raise NotImplementedError(f"{type(self).__name__} does not define state_dict()")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Copy what `state_dict` gave in."""
+        """Copy in a result of `state_dict`."""
         raise NotImplementedError(f"{type(self).__name__} does not define load_state_dict()")
 
     def restoring_dict(self, given: Any) -> Callable[[], None]:
-        """Check what `state_dict` gave; what is returned puts it in. Here the storage of a user checks it then."""
+        """Check a result of `state_dict`; the returned function loads it. Storages of users check it only then."""
         return partial(self.load_state_dict, given)
 
     def locked(self) -> Any:
@@ -136,7 +142,7 @@ class Storage(Aliases, Seeded):
         return len(self) == self.max_size
 
     def refuse_forked_child(self) -> None:
-        """RuntimeError in a forked child whose writes the parent would not see, or not count."""
+        """RuntimeError in a forked child that does not share memory and counters with its parent."""
         if self.lock.forked and (self.lock.processes is None or not self.is_shared()):
             raise RuntimeError(
                 f"this {type(self).__name__} is in memory that a forked process does not share, and can only be read here: "
@@ -154,13 +160,13 @@ class Storage(Aliases, Seeded):
         return False
 
     def share(self) -> None:
-        """Have processes lock each other out from now on. O(1) once they do."""
+        """Share rows and counters with processes started or forked from now on. O(1) if they are shared already."""
         if self.lock.processes is None:
             with self.lock.held():
                 self.start_sharing()
 
     def start_sharing(self) -> None:
-        """Move what is counted to where other processes see it. The lock is held."""
+        """Move the counters to shared memory. The lock is held."""
         self._start_journal()
         if not self.journal.is_wanted and self._counters is None and not self._compilable:
             self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
@@ -171,7 +177,7 @@ class Storage(Aliases, Seeded):
         self.released()
 
     def _start_journal(self) -> None:
-        """Have what a process was writing when it ended be taken back by the next one."""
+        """Record writes from now on, so that another process can roll them back."""
 
     def acquired(self) -> None:
         """The lock was taken: roll back an unfinished write, and tell samplers of writes by other processes."""
@@ -240,13 +246,12 @@ class Storage(Aliases, Seeded):
         return ring.version, (places[:, None] * lanes + np.arange(lanes)).reshape(-1)
 
     def kept_priorities(self) -> Any:
-        """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
-        process."""
+        """The file with the priorities of the items, made if needed; None for storages that end with the process."""
         return None
 
     @property
     def tracks_writes(self) -> bool:
-        """Whether the ring knows of every write."""
+        """Whether the ring counts every write."""
         return False
 
     @property
@@ -255,7 +260,7 @@ class Storage(Aliases, Seeded):
         return len(self)
 
     def row_capacity(self, data: Any) -> int:
-        """Rows along the first dim; `data` is the batch that will be written first, if nothing was yet."""
+        """How many rows fit. Before the first write this depends on the batch `data` that will be written."""
         return self.max_size
 
     def coordinates(self, rows: Any) -> Any:
@@ -283,47 +288,47 @@ class Storage(Aliases, Seeded):
     _rand_given_ndim = random_index  # its name in torchrl
 
     def plan(self, data: Any = None) -> Plan:
-        """What memory the storage takes or, before the first write, will take once `data` is written as `extend` takes it.
+        """The memory that the storage takes, or will take after the first write of `data`, a batch as for `extend`.
 
-        In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated. RuntimeError without
-        data where that is needed to tell, and the errors of the write.
+        A `TensorSpec` of an item, or with `ndim` > 1 of a row, serves as data too. Nothing is allocated. RuntimeError where
+        data is needed and missing; else the errors of the write.
         """
         with self.lock.held():
             return planning.plan(self.memory_shares(data))
 
     def memory_shares(self, data: Any) -> list[Share]:
-        """The same as shares of a plan; here nothing is known."""
+        """The shares of `plan`. Unknown in the base class."""
         return [Share("items", f"of a {type(self).__name__}", "cpu", None)]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write data at cursor. With `set_cursor` the length grows to include it."""
+        """Write data at `cursor`, an index. With `set_cursor` the length grows to include it."""
         raise NotImplementedError(f"{type(self).__name__} does not define set()")
 
     def get(self, index: Any) -> Any:
-        """What is stored at index."""
+        """The items at an index."""
         raise NotImplementedError(f"{type(self).__name__} does not define get()")
 
     def is_live(self, index: Any) -> bool:
-        """Whether what `get` gives at index is what is stored, and not a copy."""
+        """Whether `get(index)` returns the stored data itself, not a copy."""
         return True
 
     def column(self, key: Any) -> torch.Tensor | None:
-        """The memory of an entry, [rows, *lanes, ...]; None where it is read by `get`. Not to be kept: it may move.
+        """The memory of an entry, [rows, *lanes, ...]; None if entries can only be read by `get`.
 
-        KeyError for an entry that is not stored. The lock is held.
+        Do not keep it: the memory may move. KeyError for an entry that is not stored. The lock is held.
         """
         return None
 
     def host_columns(self, paths: Sequence[tuple[Any, ...]]) -> list[np.ndarray | None] | None:
-        """NumPy's views of entries, [items, ...] each, with None for what is not stored; None where there are no views."""
+        """NumPy views of entries, [items, ...] each, None for an entry that is not stored; None if there are no views."""
         return None
 
     def editable(self, given: Any) -> Any:
-        """The stored items, by whose entries those that `given` names can be written in place."""
+        """The stored items as a view, whose entries named in `given` can be written in place."""
         return self[:]
 
     def add_columns(self, data: TensorDictBase) -> None:
-        """Store the entries of data, which are all stored items with further keys, that are not stored yet."""
+        """Store new entries of all stored items; `data` has these items with all their entries."""
         self[:] = data
 
     def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
@@ -338,12 +343,12 @@ class Storage(Aliases, Seeded):
             self.refuse_forked_child()
             self._empty()
 
-    def attach(self, buffer: Any) -> None:
-        """Have `buffer.mark_update(index)` called at each write through any buffer. Does not keep the buffer alive."""
+    def attach(self, buffer: Follower) -> None:
+        """Call `buffer.mark_update(index)` at each write through any buffer. Does not keep the buffer alive."""
         self._listen_to(buffer)
         self._watched = self.tracks_writes and any(each.sampler.follows_writes for each in self.buffers())
 
-    def _listen_to(self, buffer: Any) -> None:
+    def _listen_to(self, buffer: Follower) -> None:
         if any(each is buffer for each in self.attached()):
             return
         try:
@@ -352,16 +357,16 @@ class Storage(Aliases, Seeded):
             reference = partial(_itself, buffer)
         self._listeners = _Listeners([*(each for each in self._listeners if each() is not None), reference])
 
-    def detach(self, buffer: Any) -> None:
-        """Have the buffer no longer told."""
+    def detach(self, buffer: Follower) -> None:
+        """Undo `attach`."""
         self._listeners = _Listeners(each for each in self._listeners if each() is not buffer)
 
-    def attached(self) -> list[Any]:
-        """What is told of each write, in the order of attaching."""
+    def attached(self) -> list[Follower]:
+        """All followers, in the order of attaching."""
         return [listener for each in self._listeners if (listener := each()) is not None]
 
     def buffers(self) -> list[Any]:
-        """What is attached and draws from the storage: anything with `mark_update` may be attached besides."""
+        """The followers that are buffers: those with a sampler."""
         return [each for each in self.attached() if hasattr(each, "sampler")]
 
     def contains(self, index: Any) -> Any:
@@ -377,11 +382,11 @@ class Storage(Aliases, Seeded):
         return self
 
     def clear(self) -> None:
-        """Forget all items, as a part of a change of the buffers on it. Calls `_empty`, which a subclass defines."""
+        """Forget all items, inside a transaction that also clears the buffers."""
         self._empty()
 
     def edited(self, rows: Any) -> None:
-        """Rows were changed in place, a slice or an array of their numbers. The lock is held."""
+        """Note that rows, a slice or an array of numbers, were changed in place. The lock is held."""
         self.ring.edited(rows)
 
     def _empty(self) -> None:
@@ -401,7 +406,7 @@ class Storage(Aliases, Seeded):
         return bool(self.contains(index))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Buffers and the generator are put back by the buffer that owns this storage.
+        # The buffer that owns this storage attaches itself and sets the generator.
         if starting_a_worker():
             self._refuse_to_share()
             self.share()
@@ -413,7 +418,7 @@ class Storage(Aliases, Seeded):
         return state
 
     def _refuse_to_share(self) -> None:
-        """RuntimeError where a process that is starting could not use this storage together with this one."""
+        """RuntimeError for a storage that cannot be shared with a process that is starting."""
         if self._compilable:
             raise RuntimeError(
                 f"Cannot share a {type(self).__name__} that is compilable between processes, each would count on its own: "
@@ -431,7 +436,7 @@ class Storage(Aliases, Seeded):
 
 
 class _Listeners(list[Callable[[], Any]]):
-    """References to what is told of writes. A copy begins without any: its own buffers attach themselves."""
+    """References to the followers. A copy is empty: its own buffers attach themselves."""
 
     def __reduce__(self) -> Any:
         return _Listeners, ()

@@ -35,24 +35,24 @@ from interop.storages.storage import Storage
 
 
 class TensorStorage(Storage):
-    """Items in memory that the user gives: a tensor, tensordict, tensorclass or pytree of tensors, taken to be full.
+    """Items in memory of the user: a tensor, tensordict, tensorclass or pytree of tensors, which counts as full.
 
     Args:
-        storage: the memory; its leaves share their first `ndim` dims. A tensordict without entries is room for as many
-            items as its batch size says: nothing is stored, and the first write fixes the keys and allocates.
-        max_size: must agree with the size of `storage` where both are given.
+        storage: the memory; its leaves share their first `ndim` dims. A tensordict without entries reserves room for as
+            many items as its batch size says; the first write fixes the keys and allocates.
+        max_size: must agree with the size of `storage`.
         device: where the memory is; "auto" leaves it where it is.
         ndim: how many leading dims count as items: 1 for rows, 2 for [time, environments].
         compilable: keep the length local to this process.
     """
 
-    AS_STORED: Collection[KeyPath] = ()  # entries that the `get` of a subclass gives as they are in the rows
+    AS_STORED: Collection[KeyPath] = ()  # entries that the `get` of a subclass returns as they are in the rows
     default_checkpointer = TensorStorageCheckpointer
-    _allocates = False  # whether it was given a tensordict without entries
-    mapped = False  # whether rows are in files: tensordicts that are views of them come locked
-    of_frames = False  # whether rows can be written in one order only
-    fill: Mapping[KeyPath, Tensor] | None = None  # what rows get under keys that come with a later batch
-    _keeps_layout = False  # whether the memory was allocated for items of a spec, and takes no others
+    _allocates = False  # whether the constructor got a tensordict without entries
+    mapped = False  # whether rows are in files; tensordicts that are views of them are locked
+    of_frames = False  # whether rows can only be written in order
+    fill: Mapping[KeyPath, Tensor] | None = None  # values of stored rows under keys that come with a later batch
+    _keeps_layout = False  # whether `allocate` fixed the layout
     _ragged: frozenset[KeyPath] = frozenset()  # entries whose rows may have any length
     _first: FirstWrite | None = None  # where processes find memory that one of them allocates at the first write
 
@@ -108,11 +108,11 @@ class TensorStorage(Storage):
 
     @property
     def packs(self) -> bool:
-        """Whether items have text or ragged rows, which are kept apart from those of other storages."""
+        """Whether items have text or ragged rows."""
         return self.layout is not None and bool(self.layout.varied)
 
     def spans(self) -> dict[KeyPath, np.ndarray]:
-        """The spans of these of all stored rows, [rows, *lanes, ..., 2], by path."""
+        """The spans of text and ragged entries of all stored rows, [rows, *lanes, ..., 2], by path."""
         assert self.layout is not None
         leaves = self.own_rows().at(self.filled_rows, slice(None))
         return {path: spans_of(held) for path, held in self.layout.spans(leaves).items()}
@@ -124,14 +124,14 @@ class TensorStorage(Storage):
         return {spec.path: leaf for spec, leaf in zip(self.layout.leaves, held, strict=True)}
 
     def values_for(self, layout: Layout) -> PackedValues | None:
-        """Where text and ragged rows of items of this layout are kept."""
+        """The memory of text and ragged rows for items of this layout."""
         folder, held = self._values_folder(), layout.values
         if not layout.varied or (held is not None and held.folder == folder):
             return held
         return PackedValues(folder)
 
     def _values_folder(self) -> Path | None:
-        """The folder in which processes that share the storage find these; None where they are in memory."""
+        """The folder of text and ragged rows; None if they are in memory."""
         return None
 
     def start_sharing(self) -> None:
@@ -166,20 +166,20 @@ class TensorStorage(Storage):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether other processes may have the rows."""
+        """Whether other processes may use the rows."""
         return self.lock.given
 
     def give_up_memory(self) -> None:
-        """Have no memory, where nothing is stored: that for the next items is allocated anew."""
+        """Drop the memory of an empty storage; the next write allocates."""
         self._disown()
 
     def _disown(self) -> None:
-        """Give back the rows."""
+        """Drop the rows."""
         self.layout, self.rows, self.lanes, self.per_row, self.priorities = None, None, (), 1, None
 
     @property
     def initialized(self) -> bool:
-        """Whether memory is there."""
+        """Whether the storage has memory."""
         if self._first is not None:
             self._look()
         return self.rows is not None
@@ -216,16 +216,16 @@ class TensorStorage(Storage):
 
     @property
     def fixed_layout(self) -> Layout | None:
-        """The layout that new items must have; None where the next write fixes it."""
+        """The layout that new items must have; None if the next write fixes it."""
         fixed = self.ring.size or self._keeps_layout or not self.may_renew()
         return self.layout if fixed else None
 
     def may_renew(self) -> bool:
-        """Whether memory for other items can take the place of this memory, when nothing is stored."""
+        """Whether an empty storage may allocate memory for items of another layout."""
         return self._allocates and self.lock.processes is None
 
     def takes(self, layout: Layout, lanes: tuple[int, ...]) -> bool:
-        """Whether items of this layout and these lanes go into the memory there is, where nothing is stored."""
+        """Whether items of this layout and these lanes fit into the memory of an empty storage."""
         return self.layout is not None and self.lanes == lanes and self.layout.alike(layout)
 
     def rows_for(self, lanes: tuple[int, ...]) -> int:
@@ -233,11 +233,11 @@ class TensorStorage(Storage):
         return -(-self._max_size // max(math.prod(lanes), 1))
 
     def new_rows(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        """Memory for rows of [*lead, ...], which `adopt` takes or `release_memory` gives back."""
+        """Memory for rows [*lead, ...]. Pass it to `adopt`, or call `release_memory`."""
         return self._memory(layout, lead)
 
     def _needs_memory(self, data: Any, dims: int) -> bool:
-        """Whether memory is to be allocated for items like those of data, which has so many leading dims."""
+        """Whether writing data with `dims` leading dims needs new memory."""
         if self.fixed_layout is not None:
             return False
         return not self.takes(self._layout_of(data, dims), self.lanes_of(data, dims == self.ndim))
@@ -248,7 +248,7 @@ class TensorStorage(Storage):
         return _rows_for(self._max_size, math.prod(self.lanes_of(data, batch=True)))
 
     def item_capacity(self, data: Any) -> int:
-        """Items that there will be room for once a batch like `data` is written."""
+        """How many items fit, once a batch like `data` is written."""
         return self.row_capacity(data) * math.prod(self.lanes_of(data, batch=True))
 
     def edited(self, rows: Any) -> None:
@@ -257,7 +257,7 @@ class TensorStorage(Storage):
             self.rows.settle()
 
     def lanes_of(self, data: Any, batch: bool) -> tuple[int, ...]:
-        """The lanes that data written first has: a batch of rows, a list of them, or one row."""
+        """The lanes of the data of a first write: a batch of rows, a list of rows, or one row."""
         if isinstance(data, list) and data:
             data, batch = data[0], False
         if self.ndim == 1:
@@ -286,26 +286,26 @@ class TensorStorage(Storage):
         return self._fresh(layout.leaves, lead)
 
     def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
-        """The same for some leaves, whatever there is."""
+        """Memory for these leaves."""
         zeros = [torch.zeros((*lead, *spec.shape), dtype=spec.dtype, device=self.device) for spec in leaves]
         return TorchRows(zeros, lead[1:])
 
     def allocate(self, spec: TensorSpec) -> None:
-        """Allocate the memory for all items before the first one, which has to be as the spec says, like all others.
+        """Allocate the memory for all items before the first write, for items of a spec.
 
-        Keys, shapes and dtypes are fixed from then on, also after `empty`, but not for processes that were started before,
-        nor for who opens the folder again. Whether values are in the spec is not checked.
-        Anonymous maps and files have their space then; other memory on the CPU is still taken as rows are written.
+        Keys, shapes and dtypes are fixed from then on, also after `empty`; not in processes that were started before, and
+        not after the folder is opened again. Values are not checked against the spec. Disk space is reserved; other
+        memory on the CPU is taken as rows are written.
 
         Args:
             spec: of an item; with `ndim` > 1 of a row, whose shape begins with the other dims of items, such as
-                [environments]. What a writer adds, the "index" of tensordicts, is stored only if it is in the spec.
+                [environments]. The "index" that a writer adds to tensordicts is stored only if it is in the spec.
 
         Raises:
-            RuntimeError: there is memory already that holds items, or cannot be replaced.
-            TypeError: an entry is no tensor.
+            RuntimeError: the layout is fixed already.
+            TypeError: an entry is not a tensor.
             ValueError: a dim is dynamic (-1).
-            NotEnoughMemoryError, OSError: there is less than all items take; nothing was allocated.
+            NotEnoughMemoryError, OSError: there is not enough memory or disk space; nothing was allocated.
         """
         with self.lock.held(), self.transaction():
             self.refuse_forked_child()
@@ -335,12 +335,12 @@ class TensorStorage(Storage):
         return [*shares, _share(self._values_folder(), None)] if layout.varied else shares
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
-        """What leaves of shape [*lead, ...] take; `found` is where the first data is."""
+        """The memory of leaves [*lead, ...]; `found` is the device of the first data."""
         device = self.device if isinstance(self.device, torch.device) else found
         return planning.arrays("items", layout.leaves, lead, planning.place_of(device or torch.device("cpu")))
 
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        """The same, or what another process has allocated."""
+        """Memory for rows [*lead, ...], allocated here or by another process."""
         return self._allocate(layout, lead)
 
     def _stacked(self, data: Any) -> Any:
@@ -354,13 +354,12 @@ class TensorStorage(Storage):
     ) -> list[Tensor]:
         """The leaves of data with `dims` leading dims, checked; `new` data fixes the layout and allocates.
 
-        Columns are added for new keys where data is `whole`, of all stored rows, or there is a `fill` for them. KeyError,
-        TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored does not
-        change.
+        New keys are added if data has all stored rows (`whole`), or if there is a `fill` for them. KeyError, TypeError or
+        RuntimeError for data that does not fit, or whose leading dims are not `lead`. Stored rows do not change.
         """
         layout = self._layout_of(data, dims) if new or self.layout is None else self.layout
         if layout.values is not None and not new:
-            self.refuse_edit(())  # before anything is appended
+            self.refuse_edit(())  # before values are appended
             if layout.values.due:
                 reclaim(self, layout.values)
         try:
@@ -380,16 +379,16 @@ class TensorStorage(Storage):
             wanted, rows = self.device, _rows_for(self._max_size, math.prod(lanes))
             self.device = _device_of(layout, leaves) if wanted == "auto" else wanted
             try:
-                # The memory outlives what the caller has set; broken off it would be files that nobody knows of.
+                # The memory outlives settings of the caller. A signal here would leave files without an owner.
                 with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
                     memory = self._memory(layout, (rows, *lanes))
                     memory.reserve(found[0] if dims == self.ndim else 1)
                     kept = layout.keeping(self.values_for(layout))
-                    if kept is not layout:  # the folder of these exists by now
+                    if kept is not layout:  # its folder exists now
                         layout, leaves = kept, kept.flatten(data, dims)
                     self.adopt(layout, memory)
             except Exception:
-                self.device = wanted  # the next data may be elsewhere, where there is room
+                self.device = wanted  # the next data may be on another device, with more memory
                 raise
         elif lead is None and lanes != self.lanes:
             raise RuntimeError(f"items have the batch dims {self.lanes}, got {lanes}; nothing was written")
@@ -403,7 +402,7 @@ class TensorStorage(Storage):
         further_keys.widen(self, layout, layout.flatten(data, self.ndim))
 
     def further_rows(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
-        """Rows of new leaves with these values; `layout` is that of all."""
+        """Rows of new leaves with these values; `layout` has all leaves."""
         lead = self.row_count, *self.lanes
         planning.refuse(self._planned(Layout(layout.root, tuple(new)), lead))
         rows = self._fresh(tuple(new), lead)
@@ -413,9 +412,9 @@ class TensorStorage(Storage):
         return rows
 
     def set_run(self, start: int, index: Tensor, data: Any, advance: writes.Advance | None = None) -> None:
-        """Write rows one after the other from `start`, around the ring; `index` names them.
+        """Write rows from `start` on, around the ring; `index` has their numbers.
 
-        `advance(index, count, cursor)` is called for those that were written, in parts where the whole is large.
+        `advance(index, count, cursor)` is called after the rows are written; several times for a large batch.
         """
         data = self._stacked(data)
         new = self._needs_memory(data, self.ndim)
@@ -427,10 +426,10 @@ class TensorStorage(Storage):
         writes.write_run(self, start, index, leaves, advance)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes.
+        """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes. O(batch).
 
-        Of equal places the last wins. IndexError for rows out of range, RuntimeError where the length would grow over
-        rows that were never written, and the errors of `admit`: then nothing was written. O(batch).
+        Of equal places the last wins. IndexError for rows out of range, RuntimeError if the length would grow over rows
+        that were never written, and the errors of `admit`. Nothing is written then.
         """
         data, dims = self._stacked(data), self.ndim - (as_int(cursor) is not None)
         new = self.rows is None if type(cursor) is tuple else self._needs_memory(data, dims)
@@ -439,7 +438,7 @@ class TensorStorage(Storage):
         if type(cursor) is int and set_cursor and not new and 0 <= cursor <= filled and cursor < rows:
             self.write_at(cursor, self.admit(data, len(lanes), False, lanes), cursor + 1, rows, new)
             return
-        # A place is counted from the end of the filled part, like a place that is read.
+        # Negative places count from the end of the filled part, as in reads.
         places = resolved(cursor, filled, rows if new or set_cursor else filled, (rows, *lanes))
         named = indexed((rows, *lanes), places)
         if new and not whole_rows(places):
@@ -456,12 +455,12 @@ class TensorStorage(Storage):
         self.write_at(places, leaves, reached if set_cursor else None, rows, new)
 
     def write_at(self, places: Any, leaves: list[Tensor], reached: int | None, rows: int, new: bool) -> None:
-        """Write at resolved places; with `reached` it is in order, and the length grows to it."""
+        """Write at resolved places. With `reached` the length grows to it."""
         self._refuse(places, leaves, reached is not None, new)
         writes.write_at(self, places, leaves, reached, rows)
 
     def _refuse(self, places: Any, leaves: list[Tensor], in_order: bool, new: bool) -> None:
-        """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
+        """Raise for a write that the rows cannot take. `new` memory is dropped then."""
         try:
             self.own_rows().refuse(places, leaves, in_order)
         except Exception:
@@ -470,7 +469,7 @@ class TensorStorage(Storage):
             raise
 
     def flatten(self) -> Storage:
-        """A storage over a copy of the content with the item dims merged into one; self where there is only one."""
+        """A storage over a copy of the content with one item dim; self if it has one."""
         rows = self.own_rows()
         if self.ndim == 1:
             return self
@@ -488,7 +487,7 @@ class TensorStorage(Storage):
             self.ring.emptied += 1
 
     def _start_journal(self) -> None:
-        """Have what a process was writing when it was killed be rolled back by the next one."""
+        """Record writes, so that the next process rolls back the write of a killed one."""
         guardable = self.is_shared() if self.rows is None else self.rows.in_place
         if guardable and not self.journal.is_wanted and not self._compilable:
             self.journal.start(self.ring, Memory(self._journal_size()))
@@ -503,17 +502,17 @@ class TensorStorage(Storage):
         return Journal.size(row, len(leaves), self.per_row, self.row_count)
 
     def guard(self) -> None:
-        """Have the journal guard the rows."""
+        """Let the journal record writes of the rows."""
         self.journal.guard(self.ring, self.guarded())
 
     def guarded(self) -> Guarded:
-        """What the journal guards."""
+        """The memory that the journal records."""
         return Guarded(self.rows, self.per_row, None if self.priorities is None else self.priorities.by_row)
 
     # ------------------------------------------------------------------ reads
 
     def get(self, index: Any) -> Any:
-        """What is stored at index, over the filled part: a view for ints and slices, a copy for arrays and masks.
+        """The items at an index over the filled part: a view for ints and slices, a copy for arrays and masks.
 
         RuntimeError before the first write, IndexError out of range.
         """
@@ -529,11 +528,11 @@ class TensorStorage(Storage):
         return None if self.layout is None or not all(map(self._reads_rows, paths)) else reading.views(self, paths)
 
     def _reads_rows(self, path: KeyPath) -> bool:
-        """Whether an entry is read from the rows, not by the `get` of a subclass."""
+        """Whether an entry is read from the rows, not by `get` of a subclass."""
         return type(self).get is TensorStorage.get or path in self.AS_STORED
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], locked: bool = False) -> Any:
-        """Items around tensors that were read."""
+        """Items of these leaves."""
         assert self.layout is not None
         device = self.device if isinstance(self.device, torch.device) else None
         built = self.layout.build(leaves, batch_size, device)
@@ -570,18 +569,18 @@ class TensorStorage(Storage):
         return tensor_states.restoring_rows(self, saved, options)
 
     def release_memory(self) -> None:
-        """Give back what `_allocate` took, which was not used."""
+        """Give back memory of `new_rows` that was not adopted."""
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the filled rows and of how they fill the ring: "_storage", "initialized", "_len" and more.
+        """A copy of the filled rows and of the counters of the ring: "_storage", "initialized", "_len" and more.
 
-        It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
+        Plain values and tensors only: `torch.load(weights_only=True)` reads it.
         """
         with self.lock.held():
             return tensor_states.state_of(self)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Copy what `state_dict` gave in. After an error nothing has changed."""
+        """Copy in a result of `state_dict`. After an error nothing has changed."""
         with self.lock.held():
             put = self.restoring_dict(state_dict)
             with uninterrupted(), self.transaction():
@@ -600,7 +599,7 @@ class TensorStorage(Storage):
         in_jax, layout = isinstance(rows, JaxRows), self.layout
         if not starting_a_worker() and layout is not None and layout.values is not None:
             state["layout"] = layout.keeping(layout.values.copied())
-        if not starting_a_worker():  # a pickle or copy is a buffer of its own
+        if not starting_a_worker():  # a copy has memory of its own
             tensors = rows.copies(self.ring.size)
             return {**state, "_tensors": tensors, "_in_jax": in_jax}
         with self.lock.held():
@@ -635,7 +634,7 @@ class TensorStorage(Storage):
             self.guard()
 
     def _in_own_memory(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Unpickled rows in the kind of memory of this storage."""
+        """Unpickled rows, in memory maps if this storage has these."""
         if not self.mapped or any(isinstance(tensor, MemoryMappedTensor) for tensor in tensors):
             return tensors
         return maps.copied(tensors)
@@ -651,7 +650,7 @@ def _share(folder: Path | None, size: int | None) -> Share:
 
 
 def _device_of(layout: Layout, leaves: Sequence[Tensor]) -> torch.device:
-    """That of the first tensor: spans are on the CPU."""
+    """The device of the first tensor; spans are on the CPU."""
     tensors = (leaf for spec, leaf in zip(layout.leaves, leaves, strict=True) if spec.path not in layout.varied)
     return next(tensors, leaves[0]).device
 
@@ -663,7 +662,7 @@ def _some(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _given(tensor: Tensor) -> Tensor:
-    """The user's memory, without a graph; whole memory maps as they are, so that workers open the same files."""
+    """The user's memory without its graph. Memory maps stay as they are, so that workers open the same files."""
     mapped = isinstance(tensor, MemoryMappedTensor) and getattr(tensor, "index", None) is None
     return tensor if mapped else tensor.detach()
 

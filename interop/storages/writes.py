@@ -1,4 +1,4 @@
-"""Writes of rows into the memory of a storage, which a killed process leaves whole: as they were, or as they are to be."""
+"""Writes of rows into the memory of a storage, under its journal: a write that does not finish is rolled back."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ Advance = Callable[[Tensor, int, int], None]
 def write_run(
     storage: "TensorStorage", start: int, index: Tensor, leaves: Sequence[Tensor], advance: Advance | None
 ) -> None:
-    """Write rows from `start` on around the ring. `advance(index, count, cursor)` is called when they are there.
+    """Write rows from `start` on, around the ring. Calls `advance(index, count, cursor)` after the rows are written.
 
-    With a journal this is done in parts of as many rows as fit into it, each of which counts as a whole.
+    A write of more rows than fit into the journal is divided into several transactions.
     """
     journal, count, capacity, rows = storage.journal, index.shape[0], storage.row_count, storage.own_rows()
     with journal.part():
         if journal.memory is None:
             ring = storage.ring
-            ring.wrote_run(start, count, capacity)  # before: a write that breaks off has happened in part
+            ring.wrote_run(start, count, capacity)  # first: an interrupted write may have changed rows
             rows.write_run(start, leaves)
             ring.size = max(ring.size, min(start + count, capacity))
             if advance is not None:
@@ -70,7 +70,7 @@ def write_run(
 def _write_part(
     storage: "TensorStorage", start: int, moved: int, row: int, count: int, over: Sequence[range], leaves: Any
 ) -> None:
-    """Write rows from `row` on, of those `moved` from `start` on the last; those that this writes over are saved before."""
+    """Save the rows `over`, then write `count` rows from `row` on: the last of `moved` rows from `start` on."""
     capacity, ring = storage.row_count, storage.ring
     for each in over:
         storage.journal.save(each)
@@ -83,7 +83,7 @@ def _write_part(
 
 
 def _around(row: int, count: int, capacity: int, below: int) -> list[range]:
-    """The rows below one of those from `row` on around the ring."""
+    """The `count` rows from `row` on around the ring, as ranges, without rows from `below` on."""
     found = [range(row, min(row + count, below)), range(min(row + count - capacity, below))]
     return [each for each in found if len(each)]
 
@@ -91,7 +91,7 @@ def _around(row: int, count: int, capacity: int, below: int) -> list[range]:
 def write_at(
     storage: "TensorStorage", places: Any, leaves: Sequence[Tensor], reached: int | None, capacity: int
 ) -> None:
-    """Write at resolved places of a ring of so many rows. With `reached` it is in order, and the length grows to it."""
+    """Write at resolved places. With `reached` the length grows to it."""
     journal, rows, filled, ring = storage.journal, storage.own_rows(), storage.filled_rows, storage.ring
     row = places[0] if isinstance(places, tuple) else places
     with journal.part():
@@ -130,13 +130,13 @@ def _write_parts(journal: Journal, rows: TorchRows, places: Any, leaves: Sequenc
 
 
 def _guarded(rows: TorchRows | JaxRows) -> TorchRows:
-    """Rows that a journal guards: none on an accelerator."""
+    """Rows with a journal, which are never on an accelerator."""
     assert not isinstance(rows, JaxRows)
     return rows
 
 
 def _named(rows: Any, whole: bool) -> range | np.ndarray:
-    """The rows that resolved places name; a range where whole rows follow each other."""
+    """The rows of resolved places; a range if they are consecutive and whole."""
     if isinstance(rows, int):
         named: range | np.ndarray = range(rows, rows + 1)
     elif not isinstance(rows, slice):

@@ -23,18 +23,18 @@ _NONE = np.zeros(0, np.int64)
 
 
 class RoundRobinWriter(Writer):
-    """Fills the storage in order and then recycles the oldest rows.
+    """Fills the storage in order, then overwrites the oldest rows.
 
-    The cursor and the count are those of the storage: all round-robin writers on it go on where the last write ended, and
-    worker processes that share it see them. A write that raises moves neither.
+    Cursor and count belong to the storage: all round-robin writers on it continue where the last write ended, also in
+    worker processes that share it. A write that raises moves neither.
 
     Args:
-        compilable: accepted; the storage says whether its counters are local to a process.
+        compilable: has no effect; the storage decides whether its counters are local to a process.
         track_generations: count the writes of each row; a sample has the counts as "index_generation". See
             `generations_of`, and `update_if_present` of a buffer.
     """
 
-    # Returns rows that are to be written before the cursor moves on, at most as many as asked for.
+    # Returns at most so many rows that are free again; these are written before the row at the cursor.
     vacant: Callable[[int], np.ndarray] | None = None
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
@@ -43,7 +43,7 @@ class RoundRobinWriter(Writer):
         self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to this storage from now on, at its cursor; at a loaded one where nothing was written yet."""
+        """Write to this storage from now on, at its cursor; at a loaded cursor if nothing was written yet."""
         if self.tracks_generations and storage.reopened and storage.generations is None and len(storage):
             raise RuntimeError(
                 "how often rows were written is not kept in files: use a writer without track_generations on a storage that "
@@ -89,7 +89,7 @@ class RoundRobinWriter(Writer):
         return self._storage.coordinates(row)
 
     def extend(self, data: Any) -> Tensor:
-        """Write a batch, dim 0 being the rows; of more rows than the capacity the last stay."""
+        """Write a batch, whose dim 0 are the rows. Of more rows than the capacity the last stay."""
         storage = self._storage
         if not isinstance(storage, TensorStorage):
             data = unbind(data)
@@ -118,10 +118,10 @@ class RoundRobinWriter(Writer):
         return index.to(device) if device is not None and device.type != "cpu" else index
 
     def write_at(self, index: Any, data: Any) -> Any:
-        """Write one item at an int, or a batch at a list, array or tensor of rows; the index, as for `add` and `extend`.
+        """Write one item at an int, or a batch at a list, array or tensor of rows. Returns slots as `add` and `extend` do.
 
-        The cursor stays, the count grows. Of equal rows the last wins. Samplers of the buffers on the storage learn of it.
-        IndexError and TypeError for what names no rows, and the errors of `Storage.set`: nothing is written then.
+        The cursor stays, the count grows. Of equal rows the last wins. The samplers of all buffers on the storage are
+        told. IndexError or TypeError for rows that cannot be, and the errors of `Storage.set`. Nothing is written then.
         """
         storage = self._storage
         with storage.lock.held():
@@ -162,7 +162,7 @@ class RoundRobinWriter(Writer):
         raise RuntimeError("Expected at least one element in extend.")
 
     def _set_last(self, index: Tensor, data: Any, capacity: int) -> None:
-        """Write the last rows of a batch of more than the capacity, in order, so that lists can grow."""
+        """Write the last rows of a batch larger than the capacity, in the order of slots, so that lists can grow."""
         order = index[-capacity:].argsort()
 
         def last(leaf: Any) -> Any:
@@ -170,10 +170,10 @@ class RoundRobinWriter(Writer):
 
         kept = [data[-capacity:][place] for place in order] if isinstance(data, list) else each_leaf(data, last)
         self._storage.set(index[-capacity:][order], kept)
-        self._ring.renewed((int(index[-1]) + 1) % capacity)  # not where the highest row is
+        self._ring.renewed((int(index[-1]) + 1) % capacity)
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
-        """Count the rows that were written, and have the next write begin at the cursor, around the ring."""
+        """Count `count` written rows, and move the cursor, around the ring."""
         storage, ring = self._storage, self._ring
         if storage.generations is not None:
             storage.generations.written(storage, rows)
@@ -227,7 +227,7 @@ class RoundRobinWriter(Writer):
         return put
 
     def _fitting(self, entries: Entries, cursor: int) -> int:
-        """The saved cursor in the storage that there is: rows that were never written over have their place in any."""
+        """The saved cursor for the storage here, which may have another capacity if no row was overwritten yet."""
         if "_ring" not in entries or entries.any("_ring") is None:
             return cursor
         ring = entries.fields("_ring")
@@ -251,9 +251,9 @@ class RoundRobinWriter(Writer):
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """Also writes the row number of each item of a tensordict under "index", expanded to its batch dims.
+    """Also stores the row number of each item of a tensordict under "index", expanded to its batch dims.
 
-    Where there were items without an "index" before, in memory that the user gave or from another writer, none is stored.
+    Not in a storage that already has items without "index".
     """
 
     def stamped(self, data: Any, rows: Any) -> Any:
@@ -271,7 +271,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         if entries is not None:
             return of_entries({**entries, "index": rows}, data.batch_size, None)
         stamped = shallow(data)
-        # A list keeps this tensor, rows in memory copy it.
+        # A list stores this tensor itself; other storages copy it.
         stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())
         return stamped
 
@@ -286,7 +286,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 
 def _ring(storage: Storage) -> dict[str, Any] | None:
-    """Rows that there can be and that are in use; None as long as nothing says how many items a row has."""
+    """Capacity and size in rows; None as long as the number of items in a row is unknown."""
     if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage.rows is None:
         return None
     return {"capacity": storage.row_capacity(None), "filled": storage.filled_rows}
@@ -299,13 +299,13 @@ def expanded(index: Any, shape: torch.Size) -> Tensor:
 
 
 def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
-    """The dims of a batch that count as items, rows first; what is missing of them the storage refuses."""
+    """The item dims of a batch, rows first. The storage refuses batches with too few."""
     if isinstance(data, list):
         return (len(data),)
     if type(data) is TensorDict and data.batch_size:
         return tuple(data.batch_size[:ndim])
     if not isinstance(data, Tensor) and not is_tensor_collection(data):
-        Layout.of(data, 1)  # refuses what cannot be stored
+        Layout.of(data, 1)  # raises for data that cannot be stored
     shape = lead_of(data)
     if not shape:
         raise RuntimeError("extend() needs data with a leading dim, got one without dims: use add() for a single item")

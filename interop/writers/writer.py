@@ -1,4 +1,4 @@
-"""What every writer does."""
+"""The base class of writers."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -12,13 +12,13 @@ from interop.storages import Storage
 
 
 class Writer(Stateful, Seeded, ABC):
-    """Chooses slots for new items and has the storage write them.
+    """Chooses the slots of new items and writes them to the storage.
 
     A subclass defines `add` (returns the slot), `extend` (returns a tensor of slots) and `_empty`. The buffer then passes
     the slots to every sampler. For an item that is not kept `add` returns None, and `extend` has -1.
 
-    A subclass with attributes defines `state_dict`, which returns tensors and plain values, in dicts with text keys and
-    lists, and `load_state_dict`, which takes them back. Checkpoints save this state. See docs/extending.md.
+    A subclass with attributes defines `state_dict`, which returns tensors and plain values in dicts with text keys and
+    lists, and `load_state_dict`. Checkpoints save this state. See docs/extending.md.
     """
 
     _storage: Storage
@@ -63,10 +63,10 @@ class Writer(Stateful, Seeded, ABC):
         return 0
 
     def generations_of(self, index: Any) -> Tensor:
-        """How often the rows at an int, or a tensor of rows, were written over, int64, in the shape of the index.
+        """How often rows were overwritten: int64 in the shape of `index`, an int or a tensor of rows.
 
-        0 after the first write; -1 for rows that were never written or cannot be, and where nobody counts. Of a tuple of
-        coordinates, or a tensor [n, ndim] of them, only the rows matter.
+        0 after the first write; -1 for rows that were never written or do not exist, and if nothing counts writes. Of
+        coordinates, a tuple or a tensor [n, ndim], only the rows matter.
         """
         return torch.full_like(self._rows_of(index), -1)
 
@@ -80,14 +80,14 @@ class Writer(Stateful, Seeded, ABC):
         return (rows[:, 0] if coordinates else rows).to(torch.int64)
 
     def stamped(self, data: Any, rows: Any) -> Any:
-        """The data as it is stored in rows, with their numbers where they are stored too. `data` itself stays as it is."""
+        """The data to store in rows, with the row numbers if these are stored too. `data` is not changed."""
         return data
 
     def note(self, data: Any, rows: Any) -> None:
-        """Write the numbers of the rows that the caller's data was stored in into it."""
+        """Set the row numbers in the data of the caller."""
 
     def _replicate_index(self, index: Any) -> Any:
-        """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""
+        """`Storage.coordinates`, under its name in torchrl."""
         return self._storage.coordinates(index)
 
     def __getstate__(self) -> dict[str, Any]:
