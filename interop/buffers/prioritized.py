@@ -17,21 +17,20 @@ from interop.storages import ListStorage, Storage
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that draws by priority (arXiv:1511.05952), for data of any kind.
 
-    New items get the highest priority; `update_priority(info["index"], priority)` changes it, the index coming from
+    New items get the highest priority. `update_priority(info["index"], priority)` changes it, with the info of
     `sample(..., return_info=True)`.
 
     Args:
         alpha, beta, eps, dtype: as for `PrioritizedSampler`.
         storage: an instance; by default a `ListStorage` for 1000 items, or as many as a prioritized `sampler` has room for.
-        sampler: instead of the one made from these arguments.
-        sampler_device: where priorities are; None follows the storage.
-        sync: with False, processes that are started with the buffer, or forked, may write into it: see below.
+        sampler: replaces the one made from these arguments.
+        sampler_device: device of the priorities; None follows the storage.
+        sync: with False, other processes may write into the buffer: see below.
         **others: as for `ReplayBuffer`.
 
-    With `sync=False` the sampler stays in this process, and workers have a buffer that only writes: `sample`,
-    `update_priority`, `dumps` and `loads` are RuntimeErrors there. Every call here first gives the rows that workers wrote,
-    also over older ones, the highest priority, in O(rows * log capacity). ValueError for a storage with several item dims,
-    or with `delayed_init`.
+    With `sync=False` the sampler stays in this process. Workers can only write: `sample`, `update_priority`, `dumps` and
+    `loads` are RuntimeErrors there. Each call here first gives the rows that workers wrote the highest priority, in
+    O(rows * log capacity). ValueError for a storage with several item dims, or with `delayed_init`.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def prioritized_sampler(self) -> Sampler:
-        """The sampler that holds the priorities, those of rows that other processes wrote among them."""
+        """The sampler, with the priorities of rows that other processes wrote."""
         with locked(self):
             return self.sampler
 
@@ -73,10 +72,10 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     Args:
         alpha, beta, eps, reduction: as for `PrioritizedSampler`.
         storage: an instance, or a callable that makes it; `ListStorage(1000)` by default.
-        sampler_device: where priorities are; None follows the storage.
-        sync: with False workers write and this process draws, as for `PrioritizedReplayBuffer`. `add` and `extend` then take
-            no priorities from the data: new rows get the highest one.
-        compilable: given to the default storage.
+        sampler_device: device of the priorities; None follows the storage.
+        sync: with False workers write and this process draws, as for `PrioritizedReplayBuffer`. `add` and `extend` then
+            ignore priorities in the data: new rows get the highest one.
+        compilable: passed to the default storage.
         **others: as for `TensorDictReplayBuffer`.
     """
 
@@ -100,7 +99,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
 
 
 def _capacity(storage: Storage) -> int:
-    """Items at most. ValueError where there is no bound that a sampler could be made for."""
+    """The capacity for a sampler. ValueError if it is too large."""
     if storage.max_size >= 2**31:
         raise ValueError(
             f"priorities are kept for at most 2**31 - 1 items, the storage may take {storage.max_size}: give it a max_size"

@@ -45,35 +45,35 @@ from interop.writers import RoundRobinWriter, Writer
 
 
 class ReplayBuffer(Sampled):
-    """Items that a writer places in a storage and a sampler draws from it, through a chain of transforms.
+    """A writer puts items into a storage, a sampler draws from it; both through a chain of transforms.
 
-    Every call is safe from several threads, and of several buffers on one storage. A call that raises has changed
-    nothing, unless a transform or `collate_fn` raises: then the batch counts as drawn. These run outside of the lock.
+    All methods are thread-safe, also with several buffers on one storage. A call that raises has changed nothing, except
+    that a batch counts as drawn if a transform or `collate_fn` raises. These run outside of the lock.
 
     Args:
-        storage: where items live, or a callable that makes it; by default a `ListStorage` for as many items as a prioritized
-            sampler has room for, otherwise for 1000.
-        sampler: which items are drawn, or a callable; `RandomSampler()` by default.
-        writer: which slots new items take, or a callable; `RoundRobinWriter()` by default.
-        collate_fn: makes a batch of what the storage returns; of a list that is the items themselves, not copies.
+        storage: where items live, or a callable that makes it; by default a `ListStorage` for 1000 items, or for as many
+            as a prioritized sampler has room for.
+        sampler: draws items; or a callable that makes it; `RandomSampler()` by default.
+        writer: names the slots of new items; or a callable that makes it; `RoundRobinWriter()` by default.
+        collate_fn: makes a batch of the items read from the storage. A list storage passes the items themselves.
         pin_memory: pin batches on the CPU.
         prefetch: how many batches threads draw ahead; needs `batch_size`.
         transform: a transform, a chain of them, or any callable.
-        transform_factory: makes the transform, instead of it.
+        transform_factory: a callable that makes the transform.
         batch_size: of `sample()` and of iteration.
         dim_extend: the dim of data along which `extend` runs; by default the last item dim of the storage.
-        checkpointer: what saves and loads the storage.
-        generator: governs every draw; torch's global one by default.
-        shared: have processes lock each other out, see `share`.
-        compilable: given to the default storage.
+        checkpointer: saves and loads the storage.
+        generator: the source of all random numbers; torch's global one by default.
+        shared: share the buffer with other processes, see `share`.
+        compilable: passed to the default storage.
         delayed_init: make the components at the first use; by default with a `transform_factory`.
-        sample_unit: what a drawn item becomes in a batch, `Sequence` for windows; the item itself by default.
+        sample_unit: what a drawn item becomes in a batch, such as `Sequence` for windows; the item itself by default.
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
 
     priority_key: Any = "td_error"  # the entry with priorities in samples of tensordicts
-    _marks_samples = False  # whether the info is written into them
-    _revises = False  # whether batches are changed after collating where there are no transforms
+    _marks_samples = False  # whether samples contain the info
+    _revises = False  # whether batches are changed after collating, also without transforms
     _workers_only_write = False  # whether other processes get the buffer without its sampler (sync=False)
 
     _storage: Storage
@@ -134,7 +134,7 @@ class ReplayBuffer(Sampled):
         self._making = Lock()
 
     def _init(self) -> None:
-        """Make the components. Where that fails nothing is kept, and the next use tries again."""
+        """Make the components. After an error the next use tries again."""
         with self._making:
             if self._make_components is not None:
                 self._make_components()
@@ -145,13 +145,13 @@ class ReplayBuffer(Sampled):
         return RoundRobinWriter()
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
-        """ValueError, TypeError or RuntimeError for components of which no buffer can be made."""
+        """ValueError, TypeError or RuntimeError for components that do not work together."""
         check_fit(storage, sampler, writer, self._unit, self.prefetches)
         if self._workers_only_write and storage.ndim != 1:
             raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
 
     def _join(self, storage: Storage, sampler: Sampler, writer: Writer, *others: Any) -> None:
-        """Have the components know of each other and of this buffer. The lock of the storage is held.
+        """Connect the components with each other and with this buffer. The lock of the storage is held.
 
         `others` are a chain of transforms and a collate function.
         """
@@ -161,7 +161,7 @@ class ReplayBuffer(Sampled):
         before = self.__dict__
         if before.get("_storage") is not storage or before.get("_sampler") is not sampler:
             if "_storage" in before:
-                sampler.clear()  # it may have served another storage, or this one some time ago
+                sampler.clear()  # it may know items of another storage
             sampler.take_over(storage)
         writer.register_storage(storage)
         if isinstance(before.get("_writer"), RoundRobinWriter):
@@ -189,7 +189,7 @@ class ReplayBuffer(Sampled):
         if name in _MADE_LATE and self.__dict__.get("_make_components") is not None:
             try:
                 self._init()
-            except AttributeError as error:  # would be taken for one of this buffer
+            except AttributeError as error:  # Python would report it as a missing attribute of this buffer
                 raise RuntimeError(f"a component could not be made: AttributeError: {error}") from error
             return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
@@ -233,10 +233,10 @@ class ReplayBuffer(Sampled):
             raise RuntimeError(f"dim_extend is {self.dim_extend} and cannot be changed to {value}")
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Numbers to watch, JSON as they are; makes no components that were not made yet.
+        """Plain numbers for logs. Does not make components of a delayed buffer.
 
-        "size", "write_count", "prefetch_queue_size", "initialized" and, where the storage is known, "capacity" and
-        "utilization", which is size / capacity.
+        "size", "write_count", "prefetch_queue_size", "initialized", and if the storage is known "capacity" and
+        "utilization" (size / capacity).
         """
         storage = self._storage if self.initialized else self._known_storage
         found: dict[str, int | float | bool] = {
@@ -250,14 +250,14 @@ class ReplayBuffer(Sampled):
         return found
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Put in another storage; returns the one before."""
+        """Replace the storage. Returns the previous one."""
         new = made("storage", storage, Storage)
         chosen = as_collate_fn(collate_fn) or collate.default_for(new)
         while True:
             before = self._storage
-            first, second = sorted((before.lock, new.lock), key=id)  # in one order, whoever exchanges with whom
+            first, second = sorted((before.lock, new.lock), key=id)  # all threads take locks in one order
             with first.held(), second.held():
-                if self._storage is not before:  # exchanged by another thread meanwhile
+                if self._storage is not before:  # another thread has replaced it
                     continue
                 if new is not before:
                     self._sampler.refuse_forked_child()
@@ -268,7 +268,7 @@ class ReplayBuffer(Sampled):
                 return before
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Put in another sampler, which takes over the stored rows; returns the one before."""
+        """Replace the sampler; the new one draws from the stored rows. Returns the previous one."""
         new = made("sampler", sampler, Sampler)
         new.check_batch_size(self._batch_size)
         with locked(self):
@@ -278,7 +278,7 @@ class ReplayBuffer(Sampled):
             return before
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Put in another writer; returns the one before."""
+        """Replace the writer. Returns the previous one."""
         new = made("writer", writer, Writer)
         with locked(self):
             before = self._writer
@@ -286,11 +286,11 @@ class ReplayBuffer(Sampled):
             return before
 
     def share(self, shared: bool = True) -> Self:
-        """Have processes lock each other out at every call, of all buffers on the storage. ValueError with prefetch.
+        """Share the storage with processes that are forked or started later, under a lock. ValueError with prefetch.
 
-        They do by themselves from the moment a process is started with the buffer, and memory maps from a fork on. Forked
-        children of other buffers can only read what there was at the fork. False takes back only what was asked for before
-        any process has the buffer.
+        A process that is started with the buffer shares it without this call, as does a forked child with a memory map.
+        Forked children of other buffers can only read the rows of the fork. False stops sharing, if no process has the
+        buffer yet.
         """
         self._ask_to_share(shared)
         if self.initialized:
@@ -307,7 +307,7 @@ class ReplayBuffer(Sampled):
     def add(self, data: Any) -> Any:
         """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims.
 
-        None where the writer does not keep it; slots [n] where a transform that kept items before gives several now.
+        None if the writer does not keep it. Slots [n] if a transform returns several items that it kept before.
         """
         self._check_data("add", data)
         if is_tensor_collection(data) and data.ndim >= self._storage.ndim and _warns_of_batches():
@@ -319,8 +319,8 @@ class ReplayBuffer(Sampled):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
         """Write a batch. Returns its slots, [n], or coordinates [n, ndim] for a storage of several item dims.
 
-        -1 stands for what the writer did not keep.
-        A list at the root is a stack of single items; a tuple or dict is a pytree whose leaves share the leading dim.
+        -1 stands for items that the writer did not keep. A list at the root is a stack of single items; a tuple or dict
+        is a pytree whose leaves share the leading dim.
         """
         if update_priority is not None:
             raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
@@ -406,7 +406,7 @@ class ReplayBuffer(Sampled):
         return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
-        """The priorities that data to be stored bring along, checked; None without any."""
+        """The checked priorities in data that will be stored; None if there are none."""
         return None
 
     def mark_update(self, index: Any) -> None:
@@ -416,7 +416,7 @@ class ReplayBuffer(Sampled):
                 self._sampler.mark_update(index, storage=self._storage)
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give the items at index new priorities; a warning where the sampler has none."""
+        """Set the priorities of the items at index. Warns if the sampler has none."""
         with locked(self):
             if isinstance(index, tuple):
                 index = torch.stack([torch.as_tensor(each) for each in index], -1)
@@ -425,11 +425,11 @@ class ReplayBuffer(Sampled):
             self._sampler.update_priority(index, priority, storage=self._storage)
 
     def update_priority_of(self, items: TensorDictBase) -> None:
-        """Give items of an ensemble's sample the priorities under `priority_key`; without that entry the default one."""
+        """Set the priorities of items of an ensemble's sample from `priority_key`, or to the default priority."""
         self.update_priority(items["index"], items.get(self.priority_key, self._sampler.default_priority))
 
     def refuse_priorities(self, priority: Any, count: int) -> None:
-        """Raise what an update of so many items by these priorities would; None stands for the default one."""
+        """Raise the errors of an update of `count` items by these priorities; None means the default priority."""
         if priority is None:
             return
         self._sampler.checked(priority)
@@ -459,10 +459,10 @@ class ReplayBuffer(Sampled):
     # ------------------------------------------------------------------ sampling
 
     def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
-        """A batch and its info, which follow from the key and what is stored: nothing is drawn ahead, no generator used.
+        """A batch and its info, determined by the key and the stored items. Uses no prefetched batch and no generator.
 
-        For batches over several buffers, of which each draws its part. The data do not include the info. The errors are
-        those of `sample`; TypeError with a sample unit.
+        For batches over several buffers. The data do not include the info. The errors of `sample`; TypeError with a
+        sample unit.
 
         Args:
             batch_size: how many items.
@@ -491,9 +491,9 @@ class ReplayBuffer(Sampled):
         return self.read(part)
 
     def read(self, part: Part, collate_fn: Callable[[Any], Any] | None = None) -> Complete:
-        """Draw and read the items of a request. The returned function completes the batch while no lock is held.
+        """Draw and read the items of a request. The returned function completes the batch outside of the lock.
 
-        `collate_fn` stands in for the own one.
+        `collate_fn` replaces that of the buffer.
         """
         collate_fn = self._collate_fn if collate_fn is None else collate_fn
         data, info = self._gather(part, collate_fn)
@@ -505,7 +505,7 @@ class ReplayBuffer(Sampled):
         return self.completed(data, *how), info
 
     def _gather(self, part: Part, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
-        """The items that are drawn, which no write changes any more, and the info. The lock is held."""
+        """Copies of the drawn items, and the info. The lock is held."""
         if self._reads_slots:
             storage, sampler = cast(TensorStorage, part.storage), cast(DrawingSampler, part.sampler)
             marks = self._marks_samples and not self._transform.count  # transforms see what is stored
@@ -515,25 +515,25 @@ class ReplayBuffer(Sampled):
                     return batch
             slots, info, leaves = part.draw_slots()
             rows = storage.rows
-            assert rows is not None  # an empty storage was refused by the sampler
+            assert rows is not None  # the sampler has raised for an empty storage
             if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
                 return read_batch(storage, slots, (None, 1), info, marks)
             return storage.build(leaves or rows.read(slots), slots.shape), info
         index, info = part.draw()
         index, info = expanded(self._unit, index, info, part.storage)
         data = part.storage.get(index)
-        # A list gives the items themselves where nothing edits them.
+        # A list storage returns the items themselves if nothing will edit them.
         edited = isinstance(part.storage, TensorStorage) or self._marks_samples or len(self._transform) > 0
         return editing.owned(data) if edited and self._is_live(index, collate_fn) else data, info
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
-        """What is to be changed in a batch of this key after collating. Adds to the info. The lock is held."""
+        """The function that changes a collated batch, or None. Adds entries to the info. The lock is held."""
         if self._writer.tracks_generations:
             info["index_generation"] = self._writer.generations_of(info["index"])
         return None
 
     def _is_live(self, index: Any, collate_fn: Callable[[Any], Any]) -> bool:
-        """Whether what comes of the storage at index, and of collating that, is what is stored and not a copy."""
+        """Whether reading and collating returns the stored data itself, not a copy."""
         return self._storage.is_live(index) and collate_fn is not collate.stack
 
     def _locked(self) -> AbstractContextManager[Any]:
@@ -588,7 +588,7 @@ class ReplayBuffer(Sampled):
         return self[:] if end is None else self[:end]
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay. Of all rows: adds keys."""
+        """`rb[:end] = data`; `end` is by default the length of data. Length and cursor stay. All rows may add keys."""
         if end is None:
             end = None if self._storage.is_full else length_of(data)
         self[:end] = data
@@ -604,9 +604,9 @@ class ReplayBuffer(Sampled):
     def update_(
         self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
     ) -> Self:
-        """Write several keys of all stored rows in place, and add new ones; only `keys_to_update` where given.
+        """Write several keys of all stored rows in place, and add new keys; only `keys_to_update` if given.
 
-        `clone` makes no difference: values are copied either way.
+        `clone` has no effect: values are always copied.
         """
         given = input_dict_or_td if keys_to_update is None else editing.chosen(input_dict_or_td, keys_to_update)
         return self._edit(given, adds=True)
@@ -652,11 +652,11 @@ class ReplayBuffer(Sampled):
     # ------------------------------------------------------------------ memory
 
     def plan(self, data: Any = None) -> Plan:
-        """What memory the buffer takes or, before the first write, will take once `data` is written as by `extend`.
+        """The memory that the buffer takes, or will take after the first write of `data`, a batch as for `extend`.
 
-        `print` it for a table of storage, sampler and writer, key by key; `plan(data).check()` refuses what does not fit.
-        In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated, and nothing changes.
-        RuntimeError without data where that is needed to tell, and the errors of the write.
+        `print` shows a table of storage, sampler and writer, key by key; `plan(data).check()` raises if it does not fit. A
+        `TensorSpec` of an item, or with `ndim` > 1 of a row, serves as data too. Nothing is allocated or changed.
+        RuntimeError where data is needed and missing; else the errors of the write.
         """
         with locked(self):
             return of_storages.plan(self.memory_shares(data))
@@ -667,7 +667,7 @@ class ReplayBuffer(Sampled):
         return planning.shares(self._storage, self._sampler, self._writer, stored)
 
     def _first_row_of(self, data: Any) -> Any:
-        """What would be written of the first row of data, which says what the others take."""
+        """The first row of data as it would be stored."""
         chain = self._transform
         data = planning.example(data, self._storage.ndim, self.dim_extend)
         kept = chain.snapshot() if chain.keeps else None
@@ -683,23 +683,23 @@ class ReplayBuffer(Sampled):
     def to_fbuf(
         self, batch_size: int | None = None, *, narrow: bool = False, transforms: Literal["refuse", "drop"] = "refuse"
     ) -> tuple[fbuf.Buffer, fbuf.BufferState]:
-        """A functional buffer and a state with a copy of the content, to go on inside `jax.jit`. O(capacity).
+        """A functional buffer and a state with a copy of the content, for use inside `jax.jit`. O(capacity).
 
-        Slots, cursor, priorities, trajectories and the position in an epoch are the same; prefetched items are still to be
-        drawn. Draws follow the same law with a key of their own. `beta` is an argument of `fbuf.importance_weights`. Items
-        are dicts of arrays, nested as tensordicts are, without the "index" that the writer stores: it is `draw.slots`. The
-        first item dim becomes rows, others lanes. Slices come as [slices, time], shorter ones padded (`draw.mask`).
+        Slots, cursor, priorities, trajectories and the position in an epoch are the same; prefetched items remain to be
+        drawn. Draws follow the same law with their own key. `beta` is an argument of `fbuf.importance_weights`. Items are
+        nested dicts of arrays, without the "index" that the writer stores: that is `draw.slots`. The first item dim
+        becomes rows, the others lanes. Slices are [slices, time]; shorter ones are padded (`draw.mask`).
 
         Args:
-            batch_size: from which `num_slices` gets the length of slices; that of the buffer by default.
-            narrow: where JAX's 64-bit types are off, store int64 as int32, if all values fit, and round float64 to float32.
-            transforms: "drop" to leave out the transforms and the `collate_fn`, which no state can hold.
+            batch_size: with `num_slices`, determines the length of slices; that of the buffer by default.
+            narrow: if JAX's 64-bit types are off, store int64 as int32 if all values fit, and float64 rounded to float32.
+            transforms: "drop" leaves out the transforms and the `collate_fn`, which a state cannot contain.
 
         Raises:
-            TypeError: a component that has no functional twin, or 64-bit columns; they are named.
-            ValueError: rows or trajectories in an order that no functional ring has, or values that do not fit.
+            TypeError: a component without a functional twin, or 64-bit columns; they are named.
+            ValueError: rows or trajectories in an order that a functional ring cannot have, or values that do not fit.
             RuntimeError: nothing was written yet, or JAX does not see the device.
-            NotEnoughMemoryError: there is no memory for the state.
+            NotEnoughMemoryError: there is not enough memory for the state.
         """
         if transforms not in ("refuse", "drop"):
             raise ValueError(f"transforms must be 'refuse' or 'drop', got {transforms!r}")
@@ -735,29 +735,29 @@ class ReplayBuffer(Sampled):
     # ------------------------------------------------------------------ checkpoints and copies
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that `dumps` saves, as plain values and tensors: `torch.load(weights_only=True)` reads it.
+        """A copy of the state that `dumps` saves, as plain values and tensors: `torch.load(weights_only=True)` reads it.
 
         Keys: "_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_consume_after_n_samples", "_rng" and
-        "_prefetch_state", which is None: batches are drawn again. It takes the memory of the rows a second time: `dumps`
-        does not.
+        "_prefetch_state", which is None: prefetched batches are drawn again. Takes the memory of the rows a second time;
+        `dumps` does not.
         """
         with self._unchanging():
             self.drop_prefetched()
             return checkpoints.state_dict(self)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Copy what `state_dict` gave into a buffer built alike. After an error nothing has changed."""
+        """Copy a result of `state_dict` into a buffer built alike. After an error nothing has changed."""
         where = "the state_dict of a buffer"
         fields = Fields(state_dict, where)
         with self._unchanging():
             self._put_in(checkpoints.restoring_dict(self, fields, where, EXACT))
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, path=None)` change what is saved of the storage; see `StorageCheckpointerBase`."""
+        """Change saved rows by `hook(data, path=None)`; see `StorageCheckpointerBase`."""
         self._storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, out=None)` change what was loaded for the storage."""
+        """Change loaded rows by `hook(data, out=None)`."""
         self._storage.register_load_hook(hook)
 
     def saved(self, out: Writing) -> dict[str, Any]:
@@ -772,7 +772,7 @@ class ReplayBuffer(Sampled):
         return checkpoints.restoring_dump(self, dump, options)
 
     def reloaded(self, beside: Collection[Sampled] = ()) -> None:
-        """The storage holds other rows than before: other buffers on it start over, but for those `beside`."""
+        """The rows of the storage were replaced: other buffers on it, except those `beside`, start over."""
         self._sampler.reloaded(self._storage)
         for buffer in self._storage.buffers():
             if all(buffer is not each for each in (self, *beside)):
@@ -783,7 +783,7 @@ class ReplayBuffer(Sampled):
     def _unchanging(self) -> Held:
         return Held(self._held())
 
-    def _held(self) -> Iterator[None]:  # an `ExitStack` would leave the locks held after a signal between its steps
+    def _held(self) -> Iterator[None]:  # an `ExitStack` may leave locks held after a signal
         with locked(self), nullcontext() if self._prefetch is None else self._prefetch.mutex:
             yield
 
@@ -791,7 +791,7 @@ class ReplayBuffer(Sampled):
         return self._storage.transaction() if self._storage.checkpointer.changes_rows else nullcontext()
 
     def _kept(self) -> dict[str, Any]:
-        """What copies and pickles have, as of one moment: the lock is held."""
+        """The attributes of copies and pickles. The lock is held."""
         self.drop_prefetched()
         return {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
 

@@ -1,4 +1,4 @@
-"""What buffers and ensembles of buffers have in common: batches, iteration, prefetch, transforms, checkpoints."""
+"""The base class of buffers and ensembles: batches, iteration, prefetch, transforms, checkpoints."""
 
 import os
 import warnings
@@ -31,20 +31,20 @@ Complete = Callable[[], tuple[Any, Any]]
 
 
 class Sampled(Aliases):
-    """A source of batches. They go through a collate function and transforms, and can be drawn ahead of time.
+    """A source of batches, with a collate function, transforms and prefetch.
 
-    A subclass sets `_transform` and `_collate_fn`, and defines what raises NotImplementedError here.
+    A subclass sets `_transform` and `_collate_fn`, and defines the methods that raise NotImplementedError here.
 
     Args:
         batch_size: of `sample()` and of iteration.
         prefetch: how many batches threads draw ahead; needs `batch_size`.
         pin_memory: pin batches on the CPU.
-        generator: governs every draw; None for torch's global one.
+        generator: the source of all random numbers; None for torch's global one.
     """
 
     _transform: Compose
     _collate_fn: Callable[[Any], Any]
-    _latest_checkpoint: Path | None = None  # whose files the next one may share
+    _latest_checkpoint: Path | None = None  # the next one may share its files
 
     def __init__(
         self, *, batch_size: int | None, prefetch: int | None, pin_memory: bool, generator: torch.Generator | None
@@ -62,7 +62,7 @@ class Sampled(Aliases):
         self._begin()
 
     def _begin(self) -> None:
-        """Set what no copy, pickle or worker takes over."""
+        """Set the attributes that copies, pickles and workers do not inherit."""
         self._stepping = Lock()  # from one batch to the `next()`
         self._iterating = False
         self._readers: tuple[weakref.ref[Sampled], ...] = ()
@@ -71,51 +71,51 @@ class Sampled(Aliases):
 
     @property
     def sampler(self) -> Sampler:
-        """Which items are drawn."""
+        """Draws the items."""
         raise NotImplementedError
 
     def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
-        """What decides the draw of a batch. A key is taken from the generator where none is given."""
+        """The parts of a batch, with their keys. Without `key` a key is drawn from the generator."""
         raise NotImplementedError
 
     def _read(self, request: Request, reserves: bool) -> Complete | None:
-        """Draw and read a batch. The returned function completes it while no lock is held. None for a stale request.
+        """Draw and read a batch. The returned function completes it outside of the lock. None for a stale request.
 
-        With `reserves` the parts of the request are reserved first, in the same hold of their locks.
+        With `reserves` the parts of the request are reserved first, under the same lock.
         """
         raise NotImplementedError
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Held while a batch is drawn and read, and while settings are changed."""
+        """The lock for drawing and reading a batch, and for changing settings."""
         return nullcontext()
 
     def _locked_to_reserve(self) -> AbstractContextManager[Any]:
-        """Held while batches are requested."""
+        """The lock for requesting batches."""
         return nullcontext()
 
     def _unchanging(self) -> AbstractContextManager[Any]:
-        """Held while all of it is read or replaced: nothing is written, drawn, requested or taken."""
+        """The lock for saving and loading: excludes writes, draws and requests."""
         raise NotImplementedError
 
     def _transaction(self) -> AbstractContextManager[Any]:
-        """What is stored in this context counts all together or not at all."""
+        """A transaction of the storages."""
         raise NotImplementedError
 
     def saved(self, out: Writing) -> dict[str, Any]:
-        """The tree of a checkpoint; arrays are written to `out`. Its locks are held."""
+        """The tree of a checkpoint; arrays are written to `out`. The locks are held."""
         raise NotImplementedError
 
     def restoring(
         self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection["Sampled"] = ()
     ) -> Callable[[], None]:
-        """Check a tree of a checkpoint. The returned function loads it; until then nothing has changed. Locks are held.
+        """Check a tree of a checkpoint. The returned function loads it; until then nothing changes. The locks are held.
 
-        Buffers `beside` are loaded before this one; a storage that they share with it is theirs to load.
+        Buffers `beside` are loaded before this one, and load a storage that they share with it.
         """
         raise NotImplementedError
 
     def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
-        """The same for a folder that torchrl's `dumps` wrote."""
+        """As `restoring`, for a folder written by `dumps` of torchrl."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ settings
@@ -127,7 +127,7 @@ class Sampled(Aliases):
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
-        """Makes a batch of what the storage returns."""
+        """Makes a batch of the items read from the storage."""
         return self._collate_fn
 
     @property
@@ -137,21 +137,21 @@ class Sampled(Aliases):
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The generator of every draw; None for torch's global one."""
+        """The source of all random numbers; None for torch's global generator."""
         return self._rng
 
     @property
     def prefetch_queue(self) -> Prefetch | None:
-        """The batches that are drawn ahead; None where there are none."""
+        """The queue of prefetched batches; None without prefetch."""
         return self._prefetch
 
     @property
     def prefetches(self) -> bool:
-        """Whether batches are drawn ahead."""
+        """Whether batches are prefetched."""
         return self._prefetch is not None
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Have this generator govern every draw from now on."""
+        """Use this generator from now on."""
         generator = as_generator(generator)
         with self._locked():
             self._rng = generator
@@ -175,15 +175,15 @@ class Sampled(Aliases):
     # ------------------------------------------------------------------ batches
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw a batch; with `return_info` also a dict of what the sampler says, "index" among it.
+        """Draw a batch; with `return_info` also the info: a dict with "index" and values of the sampler.
 
-        RuntimeError without any batch size or for an empty buffer.
+        RuntimeError without a batch size, or for an empty buffer.
         """
         data, info = self._next_batch(self._size_of_batch(batch_size))
         return (data, self._info(info)) if return_info else data
 
     def _info(self, info: Any) -> Any:
-        """The info as it is returned."""
+        """The info in the form in which it is returned."""
         return info
 
     def _size_of_batch(self, batch_size: int | None) -> int:
@@ -206,7 +206,7 @@ class Sampled(Aliases):
         return batch_size
 
     def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
-        """A batch and its info: the oldest prefetched one, or one that is drawn now."""
+        """A batch and its info: the oldest prefetched batch, or a new draw."""
         if self._prefetch is None:
             return self._draw(batch_size)
         return self._prefetch.take(
@@ -218,7 +218,7 @@ class Sampled(Aliases):
         )
 
     def _draw(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
-        """Draw a batch now, with a key of the generator unless one is given."""
+        """Draw a batch now. Without `key` a key is drawn from the generator."""
         with self._locked():
             request = Request(self._generators() if key is None else ())
             try:
@@ -228,13 +228,14 @@ class Sampled(Aliases):
                 request.abandon()
                 raise
             request.commit()
-        assert complete is not None  # nothing has changed since it was reserved
+        assert complete is not None  # the lock was held since the reservation
         return complete()
 
     def _request(self, batch_size: int) -> Request | None:
-        """The next batch for a thread to make; None where the library's samplers cannot draw it now.
+        """A request for the next batch, for a thread; None if it cannot be drawn now.
 
-        The call that needs the batch raises their errors. That of a user's sampler, which may have changed, is raised here.
+        The call that needs the batch then raises the error. Errors of users' samplers, whose state may have changed, are
+        raised here.
         """
         request = Request(self._generators())
         try:
@@ -250,13 +251,13 @@ class Sampled(Aliases):
         return request
 
     def _make(self, request: Request) -> tuple[Any, Any] | None:
-        """Make a batch that was requested, in a thread; None where it is stale."""
+        """Make the batch of a request, in a thread; None if the request is stale."""
         with self._locked():
             complete = self._read(request, reserves=False)
         return None if complete is None else complete()
 
     def _generators(self) -> Collection[torch.Generator | None]:
-        """The generators that the keys of a batch come from."""
+        """The generators of the keys of a batch."""
         return (self._rng,)
 
     def completed(
@@ -266,11 +267,11 @@ class Sampled(Aliases):
         revise: Callable[[Any], Any] | None = None,
         order: Order | None = None,
     ) -> Any:
-        """The data after collating, a revision, transforms and pinning. No lock is held.
+        """The data after collating, revision, transforms and pinning. No lock is held.
 
         Args:
-            data: what was read.
-            collate_fn: stands in for the own one.
+            data: the items that were read.
+            collate_fn: replaces that of the buffer.
             revise: changes the batch after collating.
             order: where the items are stored, for transforms.
         """
@@ -288,7 +289,7 @@ class Sampled(Aliases):
         return data
 
     def drop_prefetched(self) -> None:
-        """Undo all requests for batches that were not returned, here and in the ensembles that draw from here."""
+        """Drop all prefetched batches, here and in ensembles with this member."""
         if self._prefetch is not None:
             self._prefetch.drop()
         for each in self._readers:
@@ -296,7 +297,7 @@ class Sampled(Aliases):
                 reader.drop_prefetched()
 
     def add_reader(self, reader: "Sampled") -> None:
-        """Have an ensemble drop its prefetched batches whenever this buffer does. Does not keep it alive."""
+        """Drop the prefetched batches of an ensemble whenever those here are dropped. Does not keep it alive."""
         self._readers = (*(each for each in self._readers if each() is not None), weakref.ref(reader))
 
     # ------------------------------------------------------------------ iteration
@@ -313,7 +314,7 @@ class Sampled(Aliases):
         return not self.sampler.ran_out or (self._prefetch is not None and len(self._prefetch) > 0)
 
     def next(self) -> Any:
-        """The next batch of a running iteration; None once at its end, after which it starts anew."""
+        """The next batch of an iteration; None once at its end, before it starts again."""
         if self._batch_size is None:
             raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
         with self._stepping:
@@ -328,16 +329,15 @@ class Sampled(Aliases):
     # ------------------------------------------------------------------ checkpoints
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the buffer in a folder: filled rows, sampler, writer, transforms, and the generator if it has its own.
+        """Save the buffer in a folder: filled rows, sampler, writer, transforms, and its generator if it has one.
 
-        The checkpoint is of one moment, and flushed to the disk when this returns. If the process is killed, the folder
-        holds the previous checkpoint or the new one, complete. Rows that have not changed since the last checkpoint of
-        this buffer, or the one in the folder, are linked to; each checkpoint can be deleted. Other threads and processes
-        wait until all was read. Prefetched batches are dropped and drawn again. `prefetch`, `collate_fn`, hooks and
-        functions are not saved.
+        The checkpoint has the state of one moment, and is flushed to the disk when this returns. If the process is killed,
+        the folder holds the previous checkpoint or the new one, complete. Files that have not changed since the previous
+        checkpoint are hard links; each checkpoint can be deleted. Other threads and processes wait until everything was
+        read. Prefetched batches are drawn again. `prefetch`, `collate_fn`, hooks and functions are not saved.
 
         Args:
-            path: a folder; made if it is missing, below one that exists. Other files in it stay.
+            path: a folder; made if it is missing. Other files in it stay.
 
         Raises:
             FileNotFoundError: the folder above is missing.
@@ -360,20 +360,20 @@ class Sampled(Aliases):
         cast: bool = False,
         allow_pickle: bool = False,
     ) -> None:
-        """Load what `dumps` saved into a buffer built alike, so that it goes on as the saved one would.
+        """Load a checkpoint into a buffer built alike, which then continues as the saved one would.
 
-        All is read and checked first, then put in at once: after an error the buffer is as it was, bit for bit. Until then
-        the rows are in memory a second time, unless the storage has no memory yet. Parameters such as alpha, beta and
-        batch_size become those of the checkpoint; another batch_size warns. Folders that torchrl's `dumps` wrote from tensor
-        storages are read as well.
+        Everything is read and checked before anything changes; after an error the buffer is as before, bit for bit. The
+        rows are in memory twice meanwhile, unless the storage has no memory yet. Parameters such as alpha, beta and
+        batch_size become those of the checkpoint; another batch_size warns. Folders that `dumps` of torchrl wrote from
+        tensor storages are read, too.
 
         Args:
-            path: the folder. Nothing in it is changed, and nothing in it is run.
+            path: the folder. Nothing in it is changed or executed.
             verify: "full" compares the checksum of every byte, "size" that of the manifest and the sizes of files.
-            strict: keys that only the checkpoint or only the storage has are an error; without, they are left out, or zero.
-            cast: items of other dtypes are cast instead of being an error.
-            allow_pickle: read objects that were saved by `ListStorageCheckpointer(allow_pickle=True)`. That runs whatever
-                code the file names: only for files that you trust.
+            strict: keys that only the checkpoint or only the storage has are an error; else they are left out, or zero.
+            cast: cast items of other dtypes, instead of raising.
+            allow_pickle: read objects saved by `ListStorageCheckpointer(allow_pickle=True)`. This runs any code that the
+                file names: only for files that you trust.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
@@ -391,7 +391,7 @@ class Sampled(Aliases):
         self._latest_checkpoint = None if foreign else Path(path).absolute()
 
     def _put_in(self, restored: Callable[[], None]) -> None:
-        """Load what was checked, as a whole even if the process is interrupted or killed."""
+        """Load a checked state in one transaction."""
         with uninterrupted(), self._transaction():
             restored()
 
@@ -405,7 +405,7 @@ class Sampled(Aliases):
     def restoring_batch_size(self, saved: int | None) -> Callable[[], None]:
         """Warn of another batch size in a checkpoint; the returned function sets it."""
         size = self._batch_size if saved is None else saved
-        if self._batch_size not in (None, size):  # now, while a filter may make an error of the warning
+        if self._batch_size not in (None, size):  # before anything changes: a filter may raise the warning
             warnings.warn(
                 f"the buffer had batch_size={self._batch_size}, the checkpoint has {size}, which counts",
                 UserWarning,

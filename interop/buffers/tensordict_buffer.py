@@ -82,7 +82,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             else:
                 values = self._reduced(values, dims.numel())
             return self._sampler.checked(values)
-        except NotImplementedError:  # an unknown reduction
+        except NotImplementedError:  # for an unknown reduction
             raise
         except (TypeError, ValueError, RuntimeError) as error:
             raise RuntimeError(
@@ -95,7 +95,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if include_info is not None:
             warnings.warn("include_info is deprecated: the info is in the sample", UserWarning, stacklevel=2)
         data, info = self._next_batch(self._size_of_batch(batch_size))
-        included = type(info) is BatchInfo and info.is_in(data)  # the batch was built with it
+        included = type(info) is BatchInfo and info.is_in(data)  # the batch was built with the info
         if include_info is False and included:
             layout = self._storage.layout  # type: ignore[attr-defined]  # such batches come from tensors
             for key in info:
@@ -110,10 +110,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return partial(_with_flags, info=info) if self._transform.count else None
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give the items of a sample the priorities under `priority_key`; several values an item are reduced to one.
+        """Set the priorities of the items of a sample from `priority_key`; several values of an item are reduced to one.
 
-        Without the entry they get the default priority. Nothing happens where the sampler has no priorities. Of rows that
-        a sample unit put around drawn items, only these get a priority: the highest of their valid rows.
+        Without the entry they get the default priority. No effect if the sampler has no priorities. With a sample unit
+        the drawn item gets the highest priority of its valid rows.
         """
         if not self._sampler.takes_priorities:
             return
@@ -151,7 +151,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._sampler.checked(self._reduced(priority, count))
 
     def _reduced(self, priority: Tensor, rows: int) -> Tensor:
-        """One value for each of the rows."""
+        """One priority for each row."""
         if priority.shape == (rows,):
             return priority
         if priority.numel() == 0 or priority.numel() % rows:
@@ -166,7 +166,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
 
 def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
-    """The data with the entries of the info that are stored too, and where slices end: transforms are to see these."""
+    """The data with the entries of the info that transforms need: stored keys, and the flags where slices end."""
     if not isinstance(data, TensorDictBase):
         return data
     data = data.copy()
@@ -180,7 +180,7 @@ def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
 
 
 def _entry(data: Any, key: Any) -> Any:
-    """What stands under a key, or None: of plain tensordicts in a tenth of the time of `get`."""
+    """The entry under a key, or None. For plain tensordicts in a tenth of the time of `get`."""
     entries = entries_of(data) if type(key) is str else None
     if entries is not None:
         found = entries.get(key)
@@ -197,10 +197,10 @@ def _numbers(priority: Any) -> Tensor:
 
 
 def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
-    """Set the info of a sample as entries of its tensordict, in place, with memory of their own if `apart`.
+    """Set the info of a sample as entries of its tensordict, in place; with `apart` as copies.
 
-    Rows to which a transform gave more dims have the info of their items. Of tensorclasses, only fields are set.
-    RuntimeError for data that are no tensordict, and where a transform has taken rows away.
+    If a transform added batch dims, the info is expanded. In tensorclasses only fields are set. RuntimeError for data that
+    is no tensordict, and if a transform has removed rows.
     """
     fields = is_tensorclass(data)
     if not isinstance(data, TensorDictBase) and not fields:
@@ -230,7 +230,7 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
 
 
 def _fitted(value: Tensor, shape: torch.Size, device: torch.device | None) -> Tensor:
-    """An entry of the info as one of a tensordict of this batch size, whose items a transform may have given more dims."""
+    """An entry of the info, expanded to the batch size of a tensordict."""
     value = value if device is None else value.to(device)
     if len(shape) > 1 and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
         value = value.reshape(*shape, *value.shape[1:])

@@ -43,7 +43,7 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True)
 class LeafSpec:
-    """What one tensor of an item is."""
+    """Path, shape and dtype of one tensor of an item."""
 
     path: Path
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Layout:
 
     @functools.cached_property
     def varied(self) -> dict[Path, Varied]:
-        """The entries whose values differ in size, by path. What `values` keeps for them is stored as spans."""
+        """The entries whose values differ in size, by path. `values` keeps them; the rows hold spans."""
         return dict(_varied(self.root, ()))
 
     def keeping(self, values: PackedValues | None) -> Self:
@@ -85,15 +85,15 @@ class Layout:
         return self if values is self.values else dataclasses.replace(self, values=values)
 
     def of_spans(self) -> "Layout":
-        """The layout of items that hold spans in the place of varied entries."""
+        """The layout of items with spans instead of varied entries."""
         return Layout(_of_spans(self.root), self.leaves)
 
     def spans(self, leaves: Sequence[Any]) -> dict[Path, Any]:
-        """Which of the leaves are the spans of varied entries."""
+        """The leaves that are spans of varied entries, by path."""
         return {path: leaves[self.places[path]] for path in self.varied}
 
     def flatten(self, data: Any, dims: int) -> list[Tensor]:
-        """The tensors of data in the order of `leaves`; KeyError, TypeError or RuntimeError where data does not fit."""
+        """The tensors of data in the order of `leaves`. KeyError, TypeError or RuntimeError for data that does not fit."""
         found: list[Any] = []
         _collect(self.root, data, (), found)
         if self.values is None and found and self._fits(found, dims):
@@ -121,12 +121,12 @@ class Layout:
         return [leaf.packed(self.values) if isinstance(leaf, Values) else leaf for leaf in found]
 
     def _fits(self, found: list[Tensor], dims: int) -> bool:
-        """Whether these tensors, one for each leaf, are what `flatten` takes; where not it says why."""
+        """Whether `flatten` accepts these tensors, one for each leaf. It finds the error if not."""
         lead = found[0].shape[:dims]
         if len(lead) < dims:
             return False
         known = self._last_fit
-        if not known or known[0] != lead:  # most batches are as large as the one before
+        if not known or known[0] != lead:  # most batches have the size of the previous one
             dtypes = [spec.dtype for spec in self.leaves]
             known = lead, [(*lead, *spec.shape) for spec in self.leaves], dtypes, [torch.strided] * len(dtypes)
             self.__dict__["_last_fit"] = known
@@ -137,11 +137,11 @@ class Layout:
         return list(map(_layout, found)) == strided and not any(map(_is_nested, found)) and all(map(_address, found))
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], device: torch.device | None = None) -> Any:
-        """Data of this layout around tensors; tensordicts get `batch_size`."""
+        """Data of this layout from tensors; tensordicts get `batch_size`."""
         return _build(self.root, iter(leaves), torch.Size(batch_size), device, self.values)
 
     def wider(self, data: object, dims: int) -> "Layout":
-        """The layout of tensordicts that have further keys, or this one. The errors of `flatten` for the other leaves."""
+        """The layout of tensordicts with more keys, or this one. The errors of `flatten` for the known keys."""
         found = Layout.of(data, dims, self.varied)
         if (
             not self.is_tensordict
@@ -154,16 +154,16 @@ class Layout:
 
     @functools.cached_property
     def places(self) -> dict[Path, int]:
-        """Which of the leaves is at a path."""
+        """The number of the leaf at each path."""
         return {spec.path: place for place, spec in enumerate(self.leaves)}
 
     @functools.cached_property
     def builders(self) -> dict[tuple[Any, ...], Any]:
-        """What builds batches with further entries, by the keys of these; filled by its users."""
+        """Builders of batches with more entries, by the keys of these; filled by `storages.batches`."""
         return {}
 
     def alike(self, other: "Layout") -> bool:
-        """Whether both have the same leaves and kinds of containers, in whichever order of keys."""
+        """Whether both have the same leaves and kinds of containers, in any order of keys."""
         return set(self.leaves) == set(other.leaves) and same_kinds(self.root, other.root)
 
     @property
@@ -173,7 +173,7 @@ class Layout:
 
 
 def stack_items(items: Sequence[Any], ragged: Collection[Path] = ()) -> Any:
-    """A root-level list as one batch: its items stacked along a new first dim. A list of texts is one."""
+    """One batch of a list of items, stacked along a new first dim. A list of texts is a batch already."""
     if not items:
         raise RuntimeError("Expected at least one element in extend.")
     if isinstance(items[0], str | bytes):
@@ -190,7 +190,7 @@ def stack_items(items: Sequence[Any], ragged: Collection[Path] = ()) -> Any:
 
 
 def same_kinds(one: Branch | Leaf, other: Branch | Leaf) -> bool:
-    """Whether two structures of the same leaves give data of the same kinds."""
+    """Whether two structures with the same leaves have the same kinds of containers."""
     if isinstance(one, Leaf) or isinstance(other, Leaf):
         return one == other
     children = dict(zip(other.keys, other.children, strict=True))
@@ -230,7 +230,7 @@ def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec], ragged: 
 
 
 def _remade(kind: type) -> type:
-    """The kind of dict that comes back: `dict` where one of `kind` cannot be made empty."""
+    """The kind of dict that `build` makes: `dict` if `kind` has no empty constructor."""
     try:
         return kind if kind() == {} else dict
     except TypeError:
@@ -238,7 +238,7 @@ def _remade(kind: type) -> type:
 
 
 def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> None:
-    """Append the leaves of data, in the order of the structure; they are not checked. TypeError or KeyError for others."""
+    """Append the leaves of data in the order of the structure. TypeError or KeyError for another structure."""
     if isinstance(node, Varied):
         found.append(node.take(data, _where(path)))
         return
@@ -268,7 +268,7 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> No
 
 
 def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
-    """The kind of a container and what it holds by key."""
+    """The kind of a container and its entries."""
     if is_non_tensor(data):
         raise TypeError(f"{_where(path)}: items hold no text or other values here; nothing was written")
     if isinstance(data, LazyStackedTensorDict):

@@ -19,14 +19,14 @@ from interop.host import compiled
 Arrays = tuple[Any, ...]  # of JAX
 _NOTHING = contextlib.nullcontext()
 _CPU = torch.device("cpu")
-_FEW = 1 << 12  # changes and draws up to which one program for both pays, which is compiled for each pair of sizes
+_FEW = 1 << 12  # up to so many changes and draws one program does both; it is compiled for each pair of sizes
 _NO_KEY = np.zeros(2, np.uint32)
-_PAYS_UP_TO = 4  # changes of at most capacity / 4: to rebuild the tree takes less than to bring in more
+_PAYS_UP_TO = 4  # more changes than capacity / 4 take longer than rebuilding the tree
 
 
 @dataclasses.dataclass(frozen=True)
 class PriorityValues:
-    """The priorities of all items, and what the next new item gets."""
+    """The priorities of all items, and the priority of the next new item."""
 
     given: np.ndarray  # [size], before eps and alpha; -1 where no item is
     highest: float
@@ -34,9 +34,9 @@ class PriorityValues:
 
 
 class Priorities(ABC):
-    """Priorities of the items in slots, and draws in proportion to (priority + eps) ** alpha. The words are those of `fbuf`.
+    """Priorities of items, and draws in proportion to (priority + eps) ** alpha. The twin of `fbuf.Prioritized`.
 
-    Slots and priorities are checked by the caller. A subclass says where the arrays are.
+    The caller checks slots and priorities. Subclasses keep the arrays on the host or on a device.
     """
 
     def __init__(self, rule: fbuf.Prioritized, capacity: int, alpha: float, excluding: bool = False) -> None:
@@ -47,20 +47,20 @@ class Priorities(ABC):
     @property
     @abstractmethod
     def values(self) -> PriorityValues:
-        """A copy of all that decides later draws: `load` of it makes the same tree, to the bit."""
+        """A copy of the state. `load` of it makes the same tree, bit for bit."""
 
     @abstractmethod
     def load(self, values: PriorityValues) -> None:
-        """Replace all priorities. Every item can be drawn then."""
+        """Replace all priorities. No item is excluded then."""
 
     def reserve(self, capacity: int) -> None:
-        """Have more slots. Every item can be drawn then. O(capacity)."""
+        """Grow to `capacity` slots. No item is excluded then. O(capacity)."""
         values, self.capacity = self.values, capacity
         self.load(values)
 
     @abstractmethod
     def highest(self) -> tuple[float, int]:
-        """The priority of the next new item, and the slot of the item that has it, or -1."""
+        """The priority of the next new item, and the slot of an item that has it, or -1."""
 
     @abstractmethod
     def written(self, slots: np.ndarray) -> None:
@@ -68,10 +68,10 @@ class Priorities(ABC):
 
     @abstractmethod
     def update(self, slots: np.ndarray, priorities: np.ndarray, top: Any) -> None:
-        """Set priorities, of equal slots the last; `top` is the highest of all of them. Slots may be empty."""
+        """Set priorities; of equal slots the last wins. `top` is the highest of all. Slots may be empty."""
 
     def update_async(self, index: Any, priority: Any) -> bool:
-        """Start an update that is checked where the tensors are; False where the host has to check them first."""
+        """Start an update that the device checks; False if the host must check it."""
         return False
 
     @abstractmethod
@@ -94,16 +94,16 @@ class Priorities(ABC):
     ) -> tuple[Tensor, Tensor, list[jax.Array]]:
         """Drawn slots, int64, their importance weights, and copies of the items there if the same program can read them.
 
-        RuntimeError where every priority is zero.
+        RuntimeError if every priority is zero.
         """
 
     @abstractmethod
     def masses(self) -> tuple[float, float]:
-        """The sum and the smallest of (priority + eps) ** alpha over the items that can be drawn. Waits for the device."""
+        """The sum and the smallest positive value of (priority + eps) ** alpha. Waits for the device."""
 
     @abstractmethod
     def functional(self) -> fbuf.PrioritizedState:
-        """The functional state of the same items. The next write or draw takes its memory over."""
+        """The functional state. Its memory is donated to the next write or draw."""
 
     @abstractmethod
     def memory(self) -> Any:
@@ -119,10 +119,10 @@ class Priorities(ABC):
 
 
 class HostPriorities(Priorities):
-    """Priorities in memory. Writes and updates are a few NumPy calls; the next draw brings changed slots into the tree.
+    """Priorities in memory. Writes and updates are a few NumPy calls; the next draw updates the tree at changed slots.
 
-    The program of a draw takes over the memory of the tree. If it fails or is interrupted, the tree is lost, and the next
-    draw rebuilds it in O(capacity); the same happens after another alpha, growth, and very many changes.
+    The tree is a cache. It is donated to the program of a draw, and lost if that fails or is interrupted; the next draw
+    then rebuilds it in O(capacity), as after a new alpha, growth, or very many changes.
     """
 
     def __init__(self, rule: fbuf.Prioritized, capacity: int, alpha: float, excluding: bool = False) -> None:
@@ -130,9 +130,12 @@ class HostPriorities(Priorities):
         self._given = np.empty(0, rule.dtype)  # [capacity] from the first write on
         self._excluded: np.ndarray | None = None  # [capacity]
         self._highest: Any = self._given.dtype.type(1)
-        self._highest_slot: int | None = -1  # None: both are to be looked up among the stored items
+        self._highest_slot: int | None = -1  # None: look both up among the stored items
         self._tree: Arrays | None = None
-        self._changed, self._changes = np.empty(64, np.int32), 0  # slots whose leaf is not right, and how many
+        self._changed, self._changes = (
+            np.empty(64, np.int32),
+            0,
+        )  # slots whose leaf in the tree is stale, and their number
 
     @property
     def values(self) -> PriorityValues:
@@ -196,7 +199,7 @@ class HostPriorities(Priorities):
     # ------------------------------------------------------------------ the tree
 
     def _note(self, slots: np.ndarray) -> None:
-        """Note slots before their priority changes."""
+        """Mark slots as stale in the tree, before their priority changes."""
         if self._tree is None:
             return
         count = self._changes + slots.size
@@ -209,12 +212,12 @@ class HostPriorities(Priorities):
         self._changes = count
 
     def _drawable(self, slots: np.ndarray | slice) -> np.ndarray:
-        """The priorities at slots; -1 for items that are not to be drawn."""
+        """The priorities at slots; -1 for excluded items."""
         given = self._given[slots]
         return given if self._excluded is None else np.where(self._excluded[slots], given.dtype.type(-1), given)
 
     def _current_tree(self) -> Arrays:
-        """The arrays of the tree with all changes, which stay the cache."""
+        """The arrays of the tree, brought up to date."""
         if self._tree is None:
             self._allocate()
             self._changes = 0
@@ -227,7 +230,7 @@ class HostPriorities(Priorities):
         return self._tree
 
     def _changed_tree(self, count: int, beta: float, key: np.ndarray, size: int) -> Any:
-        """Bring all changes into the tree, and draw from it. The tree is lost unless this ends."""
+        """Update the tree at stale slots, and draw from it. The tree is lost if this fails."""
         tree, self._tree = self._tree, None
         slots, self._changes = self._changed[: self._changes], 0
         words = compiled.words_of(self._drawable(slots), slots, self.alpha, beta, key, size)
@@ -236,7 +239,7 @@ class HostPriorities(Priorities):
         return drawn
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        """For programs of words: in single precision they are right under either setting of JAX's 64-bit types."""
+        """The context for programs of words. In single precision they work under either setting of 64-bit types."""
         return _NOTHING if self.rule.dtype == "float32" else bridge.exact()
 
     def sample(
@@ -283,7 +286,7 @@ class HostPriorities(Priorities):
 
 
 def state_of(priorities: Priorities, values: PriorityValues, device: torch.device) -> fbuf.PrioritizedState:
-    """The functional state of the rule, capacity and alpha of `priorities` with these values, on a device. O(capacity)."""
+    """The functional state with these values on a device; rule, capacity and alpha as in `priorities`. O(capacity)."""
     rule, held = priorities.rule, bridge.jax_device(device)
     given = np.full(priorities.capacity, -1, rule.dtype)
     given[: len(values.given)] = values.given

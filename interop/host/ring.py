@@ -1,4 +1,4 @@
-"""Where a storage stands: its rows in use, the row that is written next, and which rows were written in between."""
+"""The counters of a storage: size, cursor, and writes that did not go around the ring."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -10,9 +10,9 @@ from interop.host.discontinuities import Discontinuities, pieces
 
 CELLS = 8  # int64 in the block of counters
 _SIZE, _CURSOR, _WRITTEN, _VERSION, _COUNT, EMPTIED = range(6)
-_LARGEST = 2**63 - 2**40  # counters of a file are below, so that there is more to be counted
-_REMEMBERED = 64  # edits of which the rows are known
-_PIECES = 16  # of a write in any order, of which the discontinuities are known
+_LARGEST = 2**63 - 2**40  # valid counters of a file are below, so that they cannot overflow
+_REMEMBERED = 64  # edits whose rows are kept
+_PIECES = 16  # of one write, up to which discontinuities are noted
 
 
 def _counter(place: int, meaning: str) -> property:
@@ -27,10 +27,10 @@ def _counter(place: int, meaning: str) -> property:
 
 
 class Ring:
-    """The counters of a storage, and what is known of writes that did not go around the ring.
+    """The counters of a storage, its edits and its discontinuities.
 
-    The counters are one block of int64, which can lie in memory that processes share or in a file: see `use`. Rows of edits
-    and discontinuities are known to the process that made them.
+    The counters are one block of int64, which may be in shared memory or in a file: see `use`. Edits and discontinuities
+    are known only to the process that made them.
     """
 
     size = _counter(_SIZE, "Rows in use, always 0 to size - 1; of storages with preallocated rows.")
@@ -48,19 +48,19 @@ class Ring:
         self._broken: Discontinuities | None = None  # once there was one
 
     def use(self, cells: memoryview, *, copy: bool) -> None:
-        """Count in this block from now on, beginning with the counts of now where they are to be copied."""
+        """Keep the counters in this block from now on; with `copy` it starts with the present counts."""
         if copy:
             cells[:] = self.cells
         self.cells = cells
 
     def fits(self, rows: int) -> bool:
-        """Whether the counters can be those of a storage of so many rows."""
+        """Whether the counters are valid for a storage of `rows` rows."""
         positions = 0 <= self.size <= rows and 0 <= self.cursor < max(rows, 1)
         return positions and all(0 <= count < _LARGEST for count in self.cells[_WRITTEN : EMPTIED + 1])
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """`written`, `cursor` and `version`: they differ after any write."""
+        """`written`, `cursor` and `version`. They differ after any write."""
         cells = self.cells
         return cells[_WRITTEN], cells[_CURSOR], cells[_VERSION]
 
@@ -74,8 +74,11 @@ class Ring:
         self.written += count
 
     def wrote_rows(self, rows: np.ndarray, capacity: int) -> None:
-        """Rows were written in this order, wherever they are. Of many pieces only the end of the last one is noted: a
-        writer of those, such as one that keeps the highest-ranked items, makes no stream of rows."""
+        """Rows were written in this order, anywhere.
+
+        Of more than 16 pieces only the end of the last is noted: such a writer, for example one that keeps the items of
+        highest rank, makes no stream of rows.
+        """
         counts, parts = self._settled(), pieces(rows, capacity)
         if len(parts) > _PIECES:
             parts = []
@@ -86,7 +89,7 @@ class Ring:
         self.edited(None)
 
     def wrote_elsewhere(self, rows: range | np.ndarray, capacity: int, grew: bool) -> None:
-        """Rows were written by other means than a writer. The cursor stays, or is behind rows that were added."""
+        """Rows were written without the writer. The cursor stays, or moves behind rows that were added."""
         cursor, written = self.cursor, self.written
         if isinstance(rows, np.ndarray):
             self.wrote_rows(rows, capacity)
@@ -97,13 +100,13 @@ class Ring:
             self.written = written
 
     def go_on_at(self, cursor: int, capacity: int) -> None:
-        """Have the next write take this row, after rows elsewhere were written."""
+        """Move the cursor after a write elsewhere."""
         if cursor != self.cursor:
             self._part(cursor, 0, capacity, self._settled())
             self.cursor = cursor
 
     def replaced(self, start: int, stop: int, count: int, capacity: int) -> None:
-        """So many rows were written where those from `start` to `stop` were, and the rows behind moved."""
+        """`count` rows replaced those from `start` to `stop`, and the rows behind them moved."""
         counts, cursor, by = self._settled(), self.cursor, count - (stop - start)
         if self._broken is not None:
             self._broken.move(start, stop, by)
@@ -114,27 +117,27 @@ class Ring:
         self.edited(None)
 
     def edited(self, rows: Any) -> None:
-        """Rows were changed where they are; None where it is not known which."""
+        """Rows were changed in place; None if it is not known which."""
         self.version += 1
         self._edits.append((self.version, rows))
 
     def renewed(self, cursor: int) -> None:
-        """All rows are others, or none are there any more."""
+        """All rows were replaced or removed."""
         self.edited(None)
         self.cursor, self._broken = cursor, None
 
     def restored(self, written: int, cursor: int) -> None:
-        """All rows are others, as they were when these were the counters."""
+        """All rows were replaced by those of a saved state with these counters."""
         self.renewed(cursor)
         self.written = written
 
     def since(self, version: int) -> list[Any] | None:
-        """The rows of every edit after this version; None where those of one are not known."""
+        """The rows of every edit after this version; None if those of one edit are not known."""
         rows = [each for number, each in self._edits if number > version]
         return rows if len(rows) == self.version - version and all(each is not None for each in rows) else None
 
     def discontinuities(self) -> Iterable[int]:
-        """Rows other than the cursor that do not continue the row before them, as far as this process knows."""
+        """Rows, other than the cursor, that do not continue the row before them. Known for writes of this process."""
         self._settled()
         return () if self._broken is None else self._broken
 
@@ -150,7 +153,7 @@ class Ring:
         return rows - first[behind - 1], first[behind] - 1 - rows
 
     def _settled(self) -> tuple[int, int]:
-        """What distinguishes one state of the ring from another. A write that was rolled back leaves no discontinuity."""
+        """Drop the discontinuities of writes that were rolled back. Returns the counts of writes and edits."""
         counts = self.written, self.version
         if self._broken is not None:
             self._broken.settle(counts)

@@ -25,20 +25,20 @@ from interop.host.maps import Space, in_shared_memory
 from interop.host.paging import Paging
 from interop.host.runs import Runs
 
-_BRIEF = 1 << 16  # bytes that are copied before another thread would have begun to run
-_move = ctypes.memmove  # lets other threads run meanwhile: where these keep Python busy, it is a while until it goes on
+_BRIEF = 1 << 16  # bytes that are copied faster than another thread starts
+_move = ctypes.memmove  # releases the GIL; if other threads run Python, getting it back takes a while
 _move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_move, ctypes.c_void_p).value or 0)
 _from_numpy = torch.from_numpy
 
 
 class TorchRows:
-    """Rows in tensors that torch owns, on any device."""
+    """Rows in tensors of torch, on any device."""
 
     _space: Space | None = None  # where rows may have no memory yet
     runs: Runs | None = None  # of rows on the host
 
     def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False) -> None:
-        """`mapped`: they are maps of files, be they `MemoryMappedTensor` or not."""
+        """`mapped`: the tensors are memory maps."""
         self._tensors = list(tensors)
         self.lanes = lanes
         self._mapped = mapped
@@ -61,27 +61,27 @@ class TorchRows:
 
     @property
     def shared(self) -> bool:
-        """Whether processes that are started, forked or not, see what is written here."""
+        """Whether other processes see writes."""
         return all(isinstance(t, MemoryMappedTensor) or t.is_shared() or t.numel() == 0 for t in self.tensors)
 
     def share(self) -> None:
-        """Move CPU memory to where other processes see it. Views are made anew: the memory moves."""
+        """Move CPU memory to shared memory. Earlier views keep the old memory."""
         if self.device.type != "cpu" or self.shared:
             return
         self._numpy, self._items, self._plain, self._dense = None, [], [], []
         self.runs = None
         try:
             self._tensors = [in_shared_memory(tensor) for tensor in self._tensors]
-        finally:  # some may have moved though there was no space for others
+        finally:  # some may have moved before memory ran out
             self._hold()
 
     def beside(self, other: "Rows", order: Sequence[int]) -> "TorchRows":
-        """These leaves and those of other rows, in this order."""
+        """The leaves of both, in this order."""
         every = [*self.tensors, *other.tensors]
         return TorchRows([every[place] for place in order], self.lanes, self._mapped)
 
     def apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The leaves, as copies where they lie in the memory of these rows: to write one row could change them."""
+        """The leaves; those in the memory of these rows are copied, since a write would change them."""
         starts, stops = self._extents
         low, high = starts[0], stops[-1]
         for place, leaf in enumerate(leaves):
@@ -91,27 +91,26 @@ class TorchRows:
         return leaves
 
     def array(self, place: int) -> np.ndarray | None:
-        """A leaf as a whole as NumPy views it, with bfloat16 as unsigned integers; None on other devices than the host."""
+        """NumPy's view of a leaf, with bfloat16 as unsigned integers; None on devices."""
         found: np.ndarray | None = None if self._numpy is None else self._numpy[place]
         return found
 
     def column(self, place: int) -> Tensor | None:
-        """The memory of a leaf as a plain tensor; None where it is not kept in one piece. Not to be kept: it may move."""
+        """The memory of a leaf as a plain tensor. Do not keep it: the memory may move."""
         return self._plain[place]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The leaves as a whole."""
+        """The leaves."""
         return self._tensors
 
     def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
-        """Raise for a write that the rows cannot take, at resolved places, or a range of rows around the ring; nothing is
-        written by it. With `in_order` the next write is of the rows behind."""
+        """Raise for a write that cannot be done, at resolved places or a range of rows around the ring."""
         if self._space is not None:
             self.reserve(places.stop if isinstance(places, range) else _stop(places))
 
     def reserve(self, rows: int) -> None:
-        """Have memory for the first rows, or all. OSError where there is none: nothing is written by it."""
+        """Take memory for the first `rows` rows. OSError if there is none."""
         space = self._space
         if space is not None and rows > space.rows:
             space.take(min(rows, space.capacity))
@@ -119,7 +118,7 @@ class TorchRows:
                 self._space = None
 
     def copies(self, filled: int) -> list[Tensor]:
-        """Copies of the leaves, of which so many rows are filled."""
+        """Copies of the leaves, of which `filled` rows are filled."""
         plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
         if self._space is None:
             return [tensor.clone() for tensor in plain]
@@ -130,11 +129,11 @@ class TorchRows:
         return copies
 
     def at(self, filled: int, index: Any) -> list[Tensor]:
-        """What the leaves hold at an index over their filled rows: views where an index gives one."""
+        """The leaves at an index over their filled rows: views if torch gives a view."""
         return [tensor[:filled][index] for tensor in self.tensors]
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
-        """Write [n, *lanes, ...] from row `start` on, around the end of the ring; of more than all rows the last stay."""
+        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay."""
         capacity, count = self._plain[0].shape[0], leaves[0].shape[0]
         kept = min(count, capacity)
         start = (start + count - kept) % capacity
@@ -169,7 +168,7 @@ class TorchRows:
         return left
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
-        """Write at a resolved index of the leading dims; of equal places the last wins."""
+        """Write at a resolved index of the leading dims. Of equal places the last wins."""
         leaves = self.apart(leaves)
         if type(index) is int:
             left = self._copy_bytes(index, 1, leaves)
@@ -187,7 +186,7 @@ class TorchRows:
             target[at] = chosen.to(target.device)
 
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
-        """Copies of the items at flat slots, which are in range; leaves that are `known` are not read."""
+        """Copies of the items at flat slots, which are not checked. Leaves that are `known` are not read."""
         if self._numpy is None:
             slots = slots.to(self.device)
             return [items.read(slots, None) for items in self._items]
@@ -208,7 +207,7 @@ class TorchRows:
 
     @property
     def host_arrays(self) -> list[np.ndarray] | None:
-        """The leaves as NumPy views them; None where it does not."""
+        """NumPy views of the leaves; None on devices."""
         return self._numpy
 
     @property
@@ -218,7 +217,7 @@ class TorchRows:
 
     @property
     def in_place(self) -> bool:
-        """Whether what is written to `tensors` on the host is what is stored."""
+        """Whether writes to `tensors` change the stored rows."""
         return self.on_host
 
 
@@ -226,7 +225,7 @@ Rows = TorchRows | JaxRows
 
 
 def _place(tensor: Tensor) -> tuple[int, int, int, torch.dtype]:
-    """Address, bytes of a row and of all, and dtype, of rows on the host one after the other; of others no bytes."""
+    """Address, bytes of a row, bytes of all rows, and dtype. No bytes for rows that are not one block on the host."""
     dense = tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes > 0
     size = tensor.nbytes if dense else 0
     return (tensor.data_ptr(), size // tensor.shape[0], size, tensor.dtype) if dense else (0, 1, 0, tensor.dtype)
@@ -237,14 +236,14 @@ def _unusual(leaf: Tensor) -> bool:
 
 
 def _on_host(leaf: Tensor) -> Tensor:
-    """The values in a tensor that NumPy can see."""
+    """A tensor with the same values that NumPy can view."""
     if leaf.requires_grad:
         leaf = leaf.detach()
     return leaf.cpu().resolve_conj().resolve_neg() if leaf.device.type != "cpu" or _unusual(leaf) else leaf
 
 
 def _extents(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-    """Where the memory of tensors starts and stops, in order, without overlaps; 0 to 0 for none."""
+    """Starts and stops of the memory of tensors, sorted and merged; one empty range for none."""
     starts, stops = [0], [0]
     memory = [tensor.untyped_storage() for tensor in tensors]
     for start, size in sorted((each.data_ptr(), each.nbytes()) for each in memory if each.nbytes()):
@@ -263,7 +262,7 @@ def _numpy_index(index: Any) -> Any:
 
 
 def _stop(places: Any) -> int:
-    """One past the last row that resolved places name."""
+    """The last row of resolved places, plus one."""
     rows = places[0] if isinstance(places, tuple) else places
     if isinstance(rows, slice):
         return max(rows.start, rows.stop)

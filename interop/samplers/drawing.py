@@ -1,4 +1,4 @@
-"""What the samplers of the library share, which name flat slots."""
+"""The base class of the samplers of the library, which draw flat slots."""
 
 from abc import abstractmethod
 from typing import Any, TypeGuard
@@ -14,14 +14,14 @@ from interop.storages import Storage, TensorStorage
 
 
 class DrawingSampler(Sampler):
-    """A sampler that names flat slots, which a buffer reads in the same step unless a subclass defines another draw."""
+    """A sampler of flat slots. A buffer reads them without checks, unless a subclass overrides `draw` or `sample`."""
 
-    planned: np.ndarray | None = None  # positions, int64, that a plan over shards has chosen in the place of an epoch
+    planned: np.ndarray | None = None  # int64 positions chosen by a plan over shards, instead of the epoch
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """int64 [batch_size], or a tuple of such per item dim, and the info of the batch.
 
-        RuntimeError where there is nothing to draw.
+        RuntimeError if there is nothing to draw.
         """
         slots, info = self._draw(storage, batch_size, key)
         return self.index_of(slots, storage), info
@@ -33,15 +33,15 @@ class DrawingSampler(Sampler):
     def draw_slots(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
-        """Flat slots, their info, and the leaves of the items where the program that draws has read them."""
+        """Flat slots, their info, and the leaves of the items if the drawing program has read them."""
         return *self._draw(storage, batch_size, key), []
 
     def draw_batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
     ) -> tuple[Any, dict[Any, Any]] | None:
-        """A whole batch and its info, where the sampler has a shorter way than to name slots; None otherwise.
+        """A whole batch and its info, if the sampler can read it faster than by slots; else None.
 
-        With `marks` the info is in the batch as well.
+        With `marks` the info is also in the batch.
         """
         return None
 
@@ -58,18 +58,18 @@ class DrawingSampler(Sampler):
 
 
 def rows_on_device(storage: TensorStorage) -> list[jax.Array]:
-    """The leaves of a storage on an accelerator, which the program that draws can read; none of another."""
+    """The leaves of a storage on an accelerator, which the drawing program can read; else an empty list."""
     return storage.rows.arrays if isinstance(storage.rows, JaxRows) else []
 
 
 def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:
-    """Whether draws are the library's own, and not overridden in a subclass."""
+    """Whether the sampler draws flat slots: `draw` and `sample` are not overridden."""
     kind = type(sampler)
     return kind.draw is DrawingSampler.draw and kind.sample is Sampler.sample
 
 
 def stored(storage: Storage) -> int:
-    """How many items there are to draw from; RuntimeError for none."""
+    """The number of stored items. RuntimeError if there are none."""
     size = len(storage)
     if size == 0:
         raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
@@ -77,7 +77,7 @@ def stored(storage: Storage) -> int:
 
 
 def unravel(slots: torch.Tensor, storage: Storage) -> Any:
-    """Slots as they are for one item dim; a tuple of coordinates for more."""
+    """Flat slots as an index: unchanged for one item dim, a tuple of coordinates for more."""
     if storage.ndim == 1:
         return slots
     assert storage.shape is not None

@@ -36,7 +36,7 @@ _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether updates on a device are not waited for."""
+    """Whether a device works asynchronously."""
     return device.type != "cpu"
 
 
@@ -53,12 +53,12 @@ class PrioritizedSampler(DrawingSampler):
         eps: added to every priority.
         dtype: of priorities and sums, torch.float32 or torch.float64.
         reduction: how a buffer makes one priority of several: "max", "min", "mean", "median" or "sum".
-        max_priority_within_buffer: forget the highest priority when its item is overwritten.
-        device: where the priorities are; None follows the storage.
+        max_priority_within_buffer: new items get the highest priority of the stored items.
+        device: of the priorities; None follows the storage.
     """
 
-    KEPT = True  # whether a storage in files keeps the priorities, too
-    _EXCLUDES = False  # whether some items may be excluded from draws
+    KEPT = True
+    _EXCLUDES = False  # whether items may be excluded from draws
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class PrioritizedSampler(DrawingSampler):
         self._held = self._made(self.rule, self._max_capacity, self._alpha)
 
     def _made(self, rule: fbuf.Prioritized, capacity: int, alpha: float) -> Priorities:
-        """Priorities of no items, where they are to be."""
+        """Priorities of no items, on the device of the sampler."""
         if is_accelerator(self.device):
             return DevicePriorities(rule, capacity, alpha, self._EXCLUDES, self.device)
         return HostPriorities(rule, capacity, alpha, self._EXCLUDES)
 
     def _replace(self, held: Priorities) -> None:
-        """Take over priorities of which none is excluded from draws."""
+        """Use other priorities. No item is excluded from draws then."""
         self._held = held
 
     # ------------------------------------------------------------------ parameters and priorities
@@ -115,7 +115,7 @@ class PrioritizedSampler(DrawingSampler):
 
     @property
     def device(self) -> torch.device:
-        """Where the priorities are."""
+        """The device of the priorities."""
         return self._device or torch.device("cpu")
 
     @property
@@ -169,7 +169,7 @@ class PrioritizedSampler(DrawingSampler):
         return self.default_priority if self.rule.new_items == "highest_ever" else None
 
     def raise_default_priority(self, priority: float) -> None:
-        """Give new items at least this priority, as if it had been given to an item elsewhere. Never lowers theirs.
+        """Give new items at least this priority. Never lowers the priority of new items.
 
         No effect with `max_priority_within_buffer`: new items then get the highest priority of the stored ones. ValueError
         for a priority that `update_priority` refuses.
@@ -181,17 +181,17 @@ class PrioritizedSampler(DrawingSampler):
 
     @property
     def priorities(self) -> Tensor:
-        """A copy of the priorities of all stored items, as they were given, before eps and alpha."""
+        """A copy of the priorities of all stored items, before eps and alpha."""
         with self._lock:
             return torch.from_numpy(self._held.values.given).to(self.device)
 
     def placed_on(self, storage: Storage) -> torch.device | None:
-        """The device where the priorities of items of this storage are to be; None for one that JAX does not see."""
+        """The device for the priorities of this storage; None if JAX does not see it."""
         device = self._device or getattr(storage, "device", None)
         return device if isinstance(device, torch.device) and bridge.jax_device(device) is not None else None
 
     def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
-        """The priorities and the tree over them, which are made at the first write."""
+        """The memory of the priorities and their tree, which are made at the first write."""
         device = self.placed_on(storage)
         place = free_memory.HOST if device is None else planning.place_of(device)
         with self._lock:
@@ -216,11 +216,11 @@ class PrioritizedSampler(DrawingSampler):
     def draw_by_priority(
         self, storage: Storage, count: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, Tensor, list[jax.Array]]:
-        """Slots of items, their weights, and copies of the items where the same program could read them."""
+        """Slots, importance weights, and copies of `items` at these slots if the same program can read them."""
         size = stored(storage)
         with self._lock:
             if size > self._held.size:
-                self.take_over(storage)  # rows that came by another way than through a buffer
+                self.take_over(storage)  # rows that were not written through a buffer
             elif size < self._held.size:
                 raise RuntimeError(
                     f"there are priorities of {self._held.size} items, and {size} items are stored: load a checkpoint of "
@@ -231,7 +231,7 @@ class PrioritizedSampler(DrawingSampler):
             return self._held.sample(key, count, size, self._beta, items, lanes)
 
     def share(self, storage: Storage, batch_size: int) -> Share:
-        """The sum and the smallest of (priority + eps) ** alpha. Waits for the device where the priorities are."""
+        """The sum and the smallest of (priority + eps) ** alpha. Waits for the device of the priorities."""
         if not (size := len(storage)):
             return Share(0, 0.0, beta=self.beta, highest=self.highest)
         with self._lock:
@@ -240,7 +240,7 @@ class PrioritizedSampler(DrawingSampler):
             return Share(size, *self._held.masses(), self.beta, highest=self.highest)
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray, storage: Storage) -> None:
-        """Allow stored items to be drawn, or not; for subclasses that say so by `_EXCLUDES`."""
+        """Allow stored items to be drawn, or not. For subclasses with `_EXCLUDES`."""
         with self._lock:
             self._prepare(storage)
             self._held.exclude(slots, allowed)
@@ -250,7 +250,7 @@ class PrioritizedSampler(DrawingSampler):
             raise RuntimeError(_ONE_PROCESS)
 
     def _prepare(self, storage: Storage | None) -> None:
-        """Have slots for every item of the storage, on its device if no other one was asked for."""
+        """Make room for every item of the storage, on its device unless the constructor got one."""
         self.refuse_forked_child()
         if storage is None:
             return
@@ -271,7 +271,7 @@ class PrioritizedSampler(DrawingSampler):
         self._keep(storage)
 
     def _keep(self, storage: Storage) -> None:
-        """Keep the priorities in the files of the storage, and begin with those that an earlier process left there."""
+        """Keep the priorities in the file of the storage; start from those of an earlier process."""
         if self._kept is not None and storage.priorities is self._kept:
             return
         kept = storage.kept_priorities()
@@ -293,7 +293,7 @@ class PrioritizedSampler(DrawingSampler):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give the items at index the default priority; entries of -1 are ignored.
 
-        IndexError for an item that is not stored: new ones are known by their `storage` alone.
+        IndexError for an item that is not stored. New items need `storage`.
         """
         slots, low, high = flat_slots(index, storage)
         refuse_below(low)
@@ -323,7 +323,7 @@ class PrioritizedSampler(DrawingSampler):
                 self._kept.give(self, slots, before[0], *after)
 
     def take_over(self, storage: Storage) -> None:
-        """Give rows that are stored and have no priority yet the default one."""
+        """Give stored items without a priority the default one."""
         with self._lock:
             self._keep(storage)
         if len(storage) > self._held.size:
@@ -340,8 +340,8 @@ class PrioritizedSampler(DrawingSampler):
         Raises, before anything changes: IndexError for an index that is not stored, TypeError for one that is not an
         integer, ValueError for a priority that is negative or not finite, RuntimeError for another number of them.
 
-        Where priorities, index and sampler are on one accelerator it is not waited for: what would be an IndexError or a
-        ValueError is a ValueError of a later call, and nothing of that update was taken.
+        If priorities, index and sampler are on one accelerator the update is asynchronous: an IndexError or ValueError
+        is raised by a later call, as a ValueError, and nothing of that update was applied.
         """
         with self._lock:
             self._prepare(storage)
@@ -362,16 +362,16 @@ class PrioritizedSampler(DrawingSampler):
             self._set(slots, values, top)
 
     def _set(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
-        """Set priorities of which `top` is the highest, in the files too."""
+        """Set priorities, also in the file. `top` is the highest of them."""
         if self._kept is None:
             self._held.update(slots, values, top)
             return
-        with uninterrupted():  # in both or in none
+        with uninterrupted():  # memory and file agree after a signal
             self._held.update(slots, values, top)
             self._kept.give(self, slots, values, *self._held.highest())
 
     def checked(self, priority: Any) -> np.ndarray:
-        """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""
+        """The priorities in the dtype of the sampler. Raises the errors of `update_priority`."""
         return good_priorities(priority, self.rule.dtype)[0]
 
     def _empty(self) -> None:
@@ -391,13 +391,13 @@ class PrioritizedSampler(DrawingSampler):
             return priority_states.saved(self._parameters(), self._held)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, and as "_sum_tree" and "_min_tree" the weights that follow from the priorities."""
+        """The state, and the weights that follow from the priorities as "_sum_tree" and "_min_tree"."""
         state = super().state_dict()
         return {**state, **as_tensors(priority_states.trees(as_arrays(state, self)))}
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         loaded = priority_states.checked(entries, options, self._parameters(), self._held)
-        entries.settle()  # before anything is built
+        entries.settle()  # raises before memory is allocated
         if loaded.values.given.size:
             self.refuse_forked_child()
         held = self._made(loaded.rule, loaded.capacity, loaded.alpha)

@@ -13,9 +13,9 @@ _PLAIN = (torch.float32, torch.float64)
 
 
 def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, int]:
-    """Flat integers [n] for an int, integers, or coordinates [n, ndim]; the lowest, or 0 for none below 0; the highest.
+    """Flat slots [n] for an int, integers, or coordinates [n, ndim]; the lowest, at most 0; the highest.
 
-    TypeError for what is not an integer, RuntimeError and IndexError for coordinates that the storage cannot have.
+    TypeError for other numbers than integers. RuntimeError or IndexError for coordinates that do not fit the storage.
     """
     if isinstance(index, tuple):
         index = torch.stack([torch.as_tensor(each) for each in index], -1)
@@ -37,7 +37,7 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
 
 
 def refuse_below(lowest: int) -> None:
-    """IndexError for a slot that is negative, but for -1, which is no slot."""
+    """IndexError for a slot below -1. (-1 stands for no slot.)"""
     if lowest < -1:
         raise IndexError(f"index {lowest} is negative: only -1 is allowed, for an item that was not kept")
 
@@ -57,9 +57,9 @@ def of_coordinates(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def good_priorities(priority: Any, dtype: str) -> tuple[np.ndarray, Any]:
-    """Priorities in the dtype of the sampler, and the highest of them, 0 of none.
+    """Priorities in the dtype of the sampler, and the highest of them, 0 if there is none.
 
-    TypeError for no real numbers, ValueError for negative or not finite ones.
+    TypeError unless they are real numbers, ValueError for negative or not finite ones.
     """
     if isinstance(priority, Tensor):
         if priority.requires_grad or not priority.is_cpu or priority.dtype not in _PLAIN:
@@ -72,7 +72,7 @@ def good_priorities(priority: Any, dtype: str) -> tuple[np.ndarray, Any]:
     if given.dtype == dtype:
         values = given
     else:
-        with np.errstate(over="ignore"):  # what is too large for the dtype becomes infinite, and is refused
+        with np.errstate(over="ignore"):  # too large values become infinite, and are refused below
             values = given.astype(dtype)
     if not values.size:
         return values, values.dtype.type(0)
@@ -87,7 +87,7 @@ def good_priorities(priority: Any, dtype: str) -> tuple[np.ndarray, Any]:
 
 
 def one_for_each(slots: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Priorities of slots, [n], of one value for all or one for each. RuntimeError for another number of them."""
+    """One priority for each slot, [n], from one value for all or one for each. RuntimeError for another number."""
     if values.size not in (1, slots.size) or (values.size == 1 and values.ndim > 1 and slots.size != 1):
         raise RuntimeError(
             "priority should be a number or an iterable of the same length as index: "
