@@ -39,7 +39,7 @@ def network(width: int) -> nn.Module:
 
 
 def errors(net: nn.Module, target: nn.Module, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """What the network says of the actions that were taken, and the n-step goal; [batch, 1] each."""
+    """Q of the taken actions and the n-step targets, [batch, 1] each."""
     after = batch["next", "observation"]
     with torch.no_grad():
         best = net(after).argmax(-1, keepdim=True)
@@ -50,7 +50,7 @@ def errors(net: nn.Module, target: nn.Module, batch: TensorDictBase) -> tuple[Te
 
 
 class Actor:
-    """Steps some environments and writes what happened into the buffer."""
+    """Steps some environments and writes their transitions into the buffer."""
 
     def __init__(self, options: argparse.Namespace, number: int, buffer: Any) -> None:
         torch.set_num_threads(1)
@@ -132,7 +132,7 @@ class Learner:
             return (goal - chosen)[:, 0].abs()
 
     def weights(self) -> Any:
-        """A reference that all actors read from one place."""
+        """The weights in Ray's object store."""
         both = {"net": self.net, "target": self.target}
         return ray.put(
             {name: {key: each.numpy() for key, each in net.state_dict().items()} for name, net in both.items()}
@@ -156,7 +156,7 @@ def replay_buffer(options: argparse.Namespace) -> RayReplayBuffer:
 
 
 def train(options: argparse.Namespace, rb: RayReplayBuffer) -> dict[str, Any]:
-    """Act, store, draw, learn; until the threshold is reached or the updates are used up."""
+    """Act, store, draw and learn until the threshold or the number of updates is reached."""
     torch.manual_seed(options.seed)
     learner = Learner(options)
     weights = learner.weights()
@@ -242,7 +242,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train and print the numbers, which are returned."""
+    """Train and print the results. Returns them."""
     options = parse(argv)
     torch.set_num_threads(1)
     started = not ray.is_initialized()

@@ -62,7 +62,7 @@ class Pendulums:
         self.envs = gymnasium.make_vec("Pendulum-v1", count, vectorization_mode="sync", vector_kwargs=mode)
 
     def play(self, policy: Policy, seed: int, noise: float = 0.0) -> TensorDict:
-        """An episode of each, [n, STEPS]. Actions are those of the policy and some noise; what it wanted is "expert"."""
+        """An episode of each, [n, STEPS]. Actions are those of the policy with noise; "expert" is the action without it."""
         rng, rows, over = np.random.default_rng(seed), [], False
         state, _ = self.envs.reset(seed=seed)
         pixels = np.stack(2 * [picture(state)], -1)
@@ -94,7 +94,7 @@ def controller(states: np.ndarray, _: np.ndarray) -> np.ndarray:
 
 
 def returns(episodes: TensorDictBase) -> Tensor:
-    """Of each of [n, STEPS]."""
+    """The return of each episode of rewards [n, STEPS]."""
     return episodes["next", "reward"].sum((1, 2))
 
 
@@ -102,7 +102,7 @@ def returns(episodes: TensorDictBase) -> Tensor:
 
 
 def record(options: argparse.Namespace, seed: int) -> tuple[ReplayBuffer, TensorDict]:
-    """A ring of steps of the controller, too small for all of them; and all of them, [episodes, STEPS], with "time"."""
+    """Record the controller into a ring that is too small. Also returns all steps, [episodes, STEPS], with "time"."""
     episodes = Pendulums(options.episodes).play(controller, seed, options.noise)
     episodes["time"] = torch.arange(episodes.numel()).reshape(episodes.shape)
     rb = ReplayBuffer(storage=LazyTensorStorage(episodes.numel() - options.lost))
@@ -112,7 +112,7 @@ def record(options: argparse.Namespace, seed: int) -> tuple[ReplayBuffer, Tensor
 
 
 def save(rb: ReplayBuffer, folder: pathlib.Path) -> dict[str, int]:
-    """Save the storage flat and plain. Bytes on the disk of each."""
+    """Save the storage in both layouts. Returns the bytes of each on the disk."""
     sizes = {}
     for name, checkpointer in (("plain", TensorStorageCheckpointer()), ("flat", FlatStorageCheckpointer())):
         rb.storage.checkpointer = checkpointer
@@ -122,7 +122,7 @@ def save(rb: ReplayBuffer, folder: pathlib.Path) -> dict[str, int]:
 
 
 def load(options: argparse.Namespace, folder: pathlib.Path, count: int, seed: int) -> TensorDictReplayBuffer:
-    """A buffer that is only read, of epochs."""
+    """A read-only buffer that is drawn in epochs."""
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(count),
         checkpointer=FlatStorageCheckpointer(),
@@ -136,7 +136,7 @@ def load(options: argparse.Namespace, folder: pathlib.Path, count: int, seed: in
 
 
 def check(rb: TensorDictReplayBuffer, recorded: ReplayBuffer, episodes: TensorDict, lost: int) -> int:
-    """Hold what was loaded against what was recorded. The number of episodes in it."""
+    """Compare the loaded steps with the recorded ones. Returns the number of episodes."""
     data = rb[:]
     assert (data == recorded[:]).all()  # row by row: the ring begins in the middle of an episode, and goes on at row 0
     in_time = data[data["time"].argsort()]
@@ -157,7 +157,7 @@ def check(rb: TensorDictReplayBuffer, recorded: ReplayBuffer, episodes: TensorDi
 
 
 def transforms(rb: TensorDictReplayBuffer) -> Compose:
-    """What makes input of pictures, with the mean and deviation of each pixel over the data; also put into the buffer."""
+    """Transforms from pictures to inputs, by mean and deviation of each pixel over the data. Adds them to the buffer."""
     norm = ObservationNorm(in_keys=["pixels"], standard_normal=True, eps=0.05)
     for each in (SelectTransform("pixels", "expert"), DoubleToFloat(in_keys=["expert"]), ToTensorImage(), norm):
         rb.append_transform(each)
@@ -178,7 +178,7 @@ def network(width: int) -> nn.Module:
 
 
 def fit(options: argparse.Namespace, rb: TensorDictReplayBuffer, net: nn.Module) -> list[float]:
-    """Epochs of regression. The mean squared error of each."""
+    """Train by regression. Returns the mean squared error of each epoch."""
     optimizer = torch.optim.Adam(net.parameters(), lr=options.learning_rate, fused=True)
     batches = -(-len(rb) // options.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * batches)
@@ -199,7 +199,7 @@ def fit(options: argparse.Namespace, rb: TensorDictReplayBuffer, net: nn.Module)
 
 
 def clone(net: nn.Module, look: Compose) -> Policy:
-    """The network as a policy, which sees what it saw in training."""
+    """The network as a policy, with the inputs of training."""
 
     @torch.no_grad()
     def policy(_: np.ndarray, pixels: np.ndarray) -> np.ndarray:
@@ -210,7 +210,7 @@ def clone(net: nn.Module, look: Compose) -> Policy:
 
 
 def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Record, save, load, learn, play. Returns the numbers."""
+    """Record, save, load, learn, play. Returns the results."""
     torch.manual_seed(seed)
     begin, rng = time.perf_counter(), np.random.default_rng(seed)
     recorded, episodes = record(options, seed)
@@ -256,7 +256,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Clone the controller, print a table. Returns the numbers; "passed" is None for a quick run."""
+    """Clone the controller, print a table. Returns the results; "passed" is None for a quick run."""
     options = parse(argv)
     torch.set_num_threads(options.threads)
     names = ("seed", "random", "before", "clone", "controller", "reached", "error", "plain", "flat", "seconds")

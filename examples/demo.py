@@ -18,7 +18,7 @@ DOORS = {"fbuf": "dqn_jax.py", "interop": "dqn_torch.py"}
 
 
 def run(script: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The numbers of one example and its wall time; without an "average" where it broke."""
+    """The results of one example and its wall time; no "average" if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         numbers = pathlib.Path(folder) / "numbers.json"
         plot = options.out / pathlib.Path(script).with_suffix(".png").name
@@ -32,7 +32,7 @@ def run(script: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def verdict(door: str, result: dict[str, Any], smoke: bool) -> tuple[bool, str]:
-    """Whether the door passed, and its line."""
+    """Whether the example passed, and its line of the table."""
     if "average" not in result:
         return False, f"{door:<8} broke, exit status {result['status']}, {result['wall_seconds']:.0f} s  FAIL"
     if smoke:
@@ -46,7 +46,7 @@ def verdict(door: str, result: dict[str, Any], smoke: bool) -> tuple[bool, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Run the examples one after the other. Returns their numbers by door, "passed" among them."""
+    """Run the examples one after the other. Returns their results, "passed" included."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of both examples")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"), help="folder of the learning curves")

@@ -94,7 +94,7 @@ def adam(net: Network, slope: Network, mean: Network, square: Network, count: Ar
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Everything that changes: what the scan carries, and what is donated to the next chunk."""
+    """Everything that changes. The scan carries it; it is donated to the next chunk."""
 
     buffer: fbuf.BufferState
     net: Network
@@ -141,7 +141,7 @@ class Program:
         )
 
     def chunk(self, training: Training) -> tuple[Training, tuple[Array, Array]]:
-        """Some rows, a step of every lane and an update each. Which episodes ended at which length, [rows, lanes]."""
+        """Run some rows: a step of every lane and an update each. Returns lengths of ended episodes, [rows, lanes]."""
 
         def row(training: Training, _: None) -> tuple[Training, tuple[Array, Array]]:
             training, ended = self.act(training)
@@ -218,14 +218,14 @@ class Program:
 
 @dataclasses.dataclass
 class Episodes:
-    """The episodes that ended, in that order."""
+    """The ended episodes, in order."""
 
     steps: list[int] = dataclasses.field(default_factory=list)  # of the environment, over all lanes, at the end of each
     returns: list[float] = dataclasses.field(default_factory=list)
     averages: list[float] = dataclasses.field(default_factory=list)  # of each 100 consecutive ones, the last at the end
 
     def add(self, rows_before: int, done: np.ndarray, elapsed: np.ndarray) -> None:
-        """What a chunk brought, [rows, lanes] each. Episodes that end in the same row count in the order of lanes."""
+        """Add the episodes of a chunk, [rows, lanes]. Those that end in the same row count in the order of lanes."""
         for row, lane in zip(*np.nonzero(done), strict=True):
             self.steps.append(int(rows_before + row + 1) * done.shape[1])
             self.returns.append(REWARD * float(elapsed[row, lane]))
@@ -233,12 +233,12 @@ class Episodes:
                 self.averages.append(statistics.fmean(self.returns[-EPISODES:]))
 
     def reached(self, threshold: float) -> int | None:
-        """Which average is the first of at least `threshold`."""
+        """The index of the first average of at least `threshold`."""
         return next((place for place, average in enumerate(self.averages) if average >= threshold), None)
 
 
 def train(options: argparse.Namespace, program: Program) -> tuple[Training, Episodes, dict[str, float]]:
-    """Chunk after chunk until the threshold is reached or the steps are used up."""
+    """Run chunks until the threshold or the number of steps is reached."""
     begin = time.perf_counter()
     training = jax.jit(program.init)(jax.random.key(options.seed))
     chunk = jax.jit(program.chunk, donate_argnums=0).lower(training).compile()
@@ -255,7 +255,7 @@ def train(options: argparse.Namespace, program: Program) -> tuple[Training, Epis
 
 
 def median_us(options: argparse.Namespace, program: Program, state: fbuf.BufferState) -> dict[str, float]:
-    """Each operation as a jitted call of its own with a donated state. Inside the scan there is no call to pay for."""
+    """Times of each operation as a jitted call with a donated state. Inside the scan the call itself costs nothing."""
     buffer, calls = program.buffer, 20 if options.smoke else 300
     extend = jax.jit(buffer.extend, donate_argnums=0)
     sample = jax.jit(buffer.sample, static_argnums=2, donate_argnums=0)
@@ -277,7 +277,7 @@ def median_us(options: argparse.Namespace, program: Program, state: fbuf.BufferS
 
 
 def check_dynamics(seed: int = 0, random_steps: int = 500) -> dict[str, float]:
-    """Compare `move`, `fallen` and `MAX_STEPS` with gymnasium's CartPole-v1; AssertionError where they differ.
+    """Compare `move`, `fallen` and `MAX_STEPS` with gymnasium's CartPole-v1; AssertionError if they differ.
 
     Random pushes for `random_steps`, then one whole episode that is balanced until it is truncated. Each step is
     compared from gymnasium's own state, in float64 and in float32: the cart is unstable, so over an episode any rounding
@@ -324,7 +324,7 @@ def plot(path: pathlib.Path, episodes: Episodes, threshold: float) -> None:
 
 
 def contents(program: Program, state: fbuf.BufferState) -> list[tuple[str, str]]:
-    """Lines of the table about what the buffer holds."""
+    """Lines of the table about the content of the buffer."""
     size, (low, high) = int(program.buffer.size(state)), np.asarray(state.ring.written, np.uint64)
     written = int(low + (high << np.uint64(32))) * program.buffer.items_per_row
     priorities = np.asarray(state.sampler.priorities)[:size]
@@ -368,7 +368,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train, check the environment, plot, print a table. Returns the numbers."""
+    """Train, check the environment, plot, print a table. Returns the results."""
     options = parse(argv)
     program = Program(options)
     training, episodes, spent = train(options, program)

@@ -32,7 +32,7 @@ EPISODES = 100  # consecutive ones that are averaged
 
 @dataclasses.dataclass
 class Episodes:
-    """The episodes that ended, in that order."""
+    """The ended episodes, in order."""
 
     steps: list[int] = dataclasses.field(default_factory=list)  # of all environments together, at the end of each
     returns: list[float] = dataclasses.field(default_factory=list)
@@ -45,7 +45,7 @@ class Episodes:
             self.averages.append(statistics.fmean(self.returns[-EPISODES:]))
 
     def reached(self, threshold: float) -> int | None:
-        """Which average is the first of at least `threshold`."""
+        """The index of the first average of at least `threshold`."""
         return next((place for place, average in enumerate(self.averages) if average >= threshold), None)
 
 
@@ -66,7 +66,7 @@ class Stopwatch:
 
 
 class Collector:
-    """Steps the environments and writes down what happened, as one tensordict row an environment."""
+    """Steps the environments. Returns their transitions as rows of a tensordict."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         # With autoreset off a step always returns where it really ended, and a reset happens only where it is asked for.
@@ -83,7 +83,7 @@ class Collector:
 
     @torch.no_grad()
     def step(self, net: nn.Module, epsilon: float) -> tuple[TensorDict, list[float]]:
-        """Rows [envs], and the returns of the episodes that ended."""
+        """Rows [envs], and the returns of the ended episodes."""
         count = len(self.returns)
         greedy = net(torch.from_numpy(self.observation)).argmax(-1).numpy()
         action = np.where(self.rng.random(count) < epsilon, self.rng.integers(2, size=count), greedy)
@@ -158,7 +158,7 @@ def replay_buffer(options: argparse.Namespace) -> TensorDictPrioritizedReplayBuf
 def train(
     options: argparse.Namespace, rb: TensorDictPrioritizedReplayBuffer, timed: Stopwatch
 ) -> tuple[Episodes, dict[str, float], TensorDict]:
-    """Act, store, draw, learn; until the threshold is reached or the steps are used up. Returns the last batch too."""
+    """Act, store, draw and learn until the threshold or the number of steps is reached. Returns the last batch too."""
     torch.manual_seed(options.seed)
     collector, learner, episodes = Collector(options), Learner(options), Episodes()
     begin, steps, average = time.perf_counter(), 0, 0.0
@@ -197,7 +197,7 @@ def plot(path: pathlib.Path, episodes: Episodes, threshold: float) -> None:
 
 
 def contents(rb: TensorDictPrioritizedReplayBuffer, sample: TensorDict) -> list[tuple[str, str]]:
-    """Lines of the table about what the buffer holds."""
+    """Lines of the table about the content of the buffer."""
     lines = [("items", f"{len(rb):,} of {rb.storage.max_size:,}, {rb.write_count:,} written")]
     for key, leaf in rb[:].items(include_nested=True, leaves_only=True):
         name = key if isinstance(key, str) else ".".join(key)
@@ -241,7 +241,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train, plot, print a table. Returns the numbers."""
+    """Train, plot, print a table. Returns the results."""
     options = parse(argv)
     torch.set_num_threads(options.threads)
     rb, timed = replay_buffer(options), Stopwatch()

@@ -1,8 +1,8 @@
 """GRPO (arXiv:2402.03300) with a tiny GPT-2 from random weights; a buffer stores prompts and completions as text.
 
-A completion should repeat the last letter of its prompt: the reward is the share of its tokens that do. The buffer
-draws groups of completions of one prompt: each group whole, twice, and none by a policy that is too old. The advantage of a
-completion is its reward minus the mean of its group.
+A completion should repeat the last letter of its prompt: the reward is the share of its tokens that do. The buffer draws
+whole groups of completions of one prompt. It draws each group twice, and none that an old policy has written. The
+advantage of a completion is its reward minus the mean of its group.
 """
 
 import argparse
@@ -48,12 +48,12 @@ def language_model(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFa
 
 
 def reward_of(prompt: str, completion: str, places: int) -> float:
-    """The share of places that hold the last letter of the prompt."""
+    """The share of tokens that are the last letter of the prompt."""
     return completion.count(prompt[-1]) / places
 
 
 class Collector:
-    """Has the model complete prompts, and keeps groups of completions as rows of text."""
+    """Completes prompts by the model, and stores groups of completions as rows of text."""
 
     def __init__(self, options: argparse.Namespace, rollout: RolloutFromModel, tokenizer: Any) -> None:
         self.options, self.rollout, self.tokenizer = options, rollout, tokenizer
@@ -98,7 +98,7 @@ def replay_buffer(options: argparse.Namespace) -> TensorDictReplayBuffer:
 
 
 class Learner:
-    """The model that is tuned, and its update."""
+    """The tuned model and its update."""
 
     def __init__(self, options: argparse.Namespace, model: GPT2LMHeadModel, tokenizer: Any) -> None:
         self.options, self.model, self.tokenizer = options, model, tokenizer
@@ -123,7 +123,7 @@ class Learner:
         return float((divergence.detach() * written).sum() / written.sum())
 
     def log_probs(self, prompts: Sequence[str], completions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Of the tokens of completions, [batch, completion], 0 behind the end; and where there are such tokens."""
+        """Log probabilities of tokens of completions, [batch, completion], 0 after the end; and a mask of these tokens."""
         size = self.options.prompt + self.options.completion
         texts = [prompt + completion + END for prompt, completion in zip(prompts, completions, strict=True)]
         tokens = self.tokenizer(texts, padding="max_length", truncation=True, max_length=size, return_tensors="pt")
@@ -135,7 +135,7 @@ class Learner:
 
 
 def check(batch: TensorDictBase, options: argparse.Namespace, version: int) -> None:
-    """Whole groups, none too stale, and rewards that are those of the texts."""
+    """Check that groups are whole and not too stale, and that rewards belong to the texts."""
     prompts, completions = list(batch["prompt"]), list(batch["completion"])
     of_groups = batch["prompt_id"].view(-1, options.group)
     assert (of_groups == of_groups[:, :1]).all() and len(of_groups.unique()) == options.prompts
@@ -147,7 +147,7 @@ def check(batch: TensorDictBase, options: argparse.Namespace, version: int) -> N
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
-    """Collect and learn. The mean rewards of what was collected, in order, and what was spent."""
+    """Collect and learn. Returns the mean reward of each collection, and the cost."""
     torch.manual_seed(options.seed)
     begin, tokenizer = time.perf_counter(), trained_tokenizer(options.letters)
     model = language_model(options, tokenizer)
@@ -212,7 +212,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train, print the curve of rewards. Returns the numbers; "passed" is None for a quick run."""
+    """Train, print the curve of rewards. Returns the results; "passed" is None for a quick run."""
     options = parse(argv)
     torch.set_num_threads(options.threads)
     print(f"{'round':<7}{'reward':<9}{'KL':<8}{'weight':<9}{'prompt, completion'}")

@@ -29,7 +29,7 @@ ACTIONS = 4
 
 
 class GoalLake(gymnasium.Wrapper):
-    """FrozenLake whose goal is a random cell, told in the observation. Reaching it ends the episode, as a hole does."""
+    """FrozenLake with a random goal, which is part of the observation. An episode ends at the goal or in a hole."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -40,7 +40,7 @@ class GoalLake(gymnasium.Wrapper):
         self.observation_space = gymnasium.spaces.Dict({"observation": cell, "desired_goal": cell})
 
     def goals(self) -> np.ndarray:
-        """All that may be one, [n, 2]: what is no hole and not the start in the corner."""
+        """All cells that may be a goal, [n, 2]: no hole, and not the start in the corner."""
         return np.argwhere(self.cells)[1:].astype(np.uint8)
 
     def reset(self, **options: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -67,7 +67,7 @@ def lake(options: argparse.Namespace) -> GoalLake:
 
 
 class Collector:
-    """Plays episode after episode, and writes down on its own where each step led."""
+    """Plays episodes, and keeps its own log of all steps."""
 
     def __init__(self, env: GoalLake, seed: int, steps: int) -> None:
         self.env, self.rng = env, np.random.default_rng(seed)
@@ -104,7 +104,7 @@ class Collector:
 
 
 def arrival(transitions: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """The reward of transitions for the goals that they have now, and whether these end the episode."""
+    """The reward of transitions for their goals, and whether the episode ends."""
     arrived = (transitions["next", "observation"] == transitions["desired_goal"]).all(-1, keepdim=True)
     return arrived.float(), arrived | transitions["next", "fell"]
 
@@ -165,7 +165,7 @@ class Learner:
 
 @torch.no_grad()
 def found(env: GoalLake, net: Network) -> float:
-    """The share of all goals that the greedy policy reaches, from the table of moves that the environment has."""
+    """The share of all goals that the greedy policy reaches, by the environment's table of moves."""
     table = env.unwrapped.P
     move = torch.tensor([[table[cell][action][0][1] for action in range(ACTIONS)] for cell in range(len(table))])
     goals = torch.from_numpy(env.goals())
@@ -179,7 +179,7 @@ def found(env: GoalLake, net: Network) -> float:
 
 
 def check(batch: TensorDictBase, told: Collector, her_ratio: float) -> dict[str, int]:
-    """Hold a batch against what the collector wrote down. How many rows are relabelled, and how many truncated."""
+    """Compare a batch with the log of the collector. Returns the numbers of relabelled and truncated rows."""
     time_steps, goal, after = (batch[key] for key in ("time", "desired_goal", ("next", "observation")))
     count = int(len(batch) * her_ratio)
     # Where a step led: of a truncated episode too it is the cell at its end, not the one where the next begins.
@@ -198,7 +198,7 @@ def check(batch: TensorDictBase, told: Collector, her_ratio: float) -> dict[str,
 
 
 def train(options: argparse.Namespace, seed: int, her_ratio: float) -> dict[str, Any]:
-    """Play and learn. The share of goals found before and after, and what the checks saw."""
+    """Play and learn. Returns the share of goals found before and after, and the results of the checks."""
     torch.manual_seed(seed)
     begin, env = time.perf_counter(), lake(options)
     told, learner = Collector(env, seed, options.steps), Learner(options, env.shape)
@@ -250,7 +250,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train with and without hindsight, print a table. Returns the numbers; "passed" is None for a quick run."""
+    """Train with and without hindsight, print a table. Returns the results; "passed" is None for a quick run."""
     options = parse(argv)
     torch.set_num_threads(options.threads)
     runs: dict[str, list[dict[str, Any]]] = {"with": [], "without": []}

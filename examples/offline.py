@@ -53,7 +53,7 @@ def controller(state: np.ndarray) -> np.ndarray:
 
 
 def careless(share: float, rng: np.random.Generator) -> Policy:
-    """The controller, which for a share of the time holds a random torque, five steps each."""
+    """The controller, which holds a random torque for a share of the time, five steps each."""
     steps, held = itertools.count(), None
 
     def policy(state: np.ndarray) -> np.ndarray:
@@ -79,7 +79,7 @@ def play(env: gymnasium.Env, policy: Policy, seeds: Iterable[int]) -> float:
 
 
 def record(episodes: int, tests: range, seed: int) -> str:
-    """Record a dataset into the local folder of Minari, with the returns of random torques and the controller. Its id."""
+    """Record a Minari dataset, with the returns of random torques and of the controller. Returns its id."""
     env, rng = gymnasium.make("Pendulum-v1"), np.random.default_rng(seed)
     lowest, highest = (play(env, careless(share, rng), tests) for share in (1, 0))
     collector = minari.DataCollector(env)
@@ -93,7 +93,7 @@ def record(episodes: int, tests: range, seed: int) -> str:
 
 
 def environment(metadata: dict[str, Any]) -> gymnasium.Env | None:
-    """The environment of a dataset. None, with a line that says why, where it is not named or not installed."""
+    """The environment of a dataset. None, with a line that says why, if it is not named or not installed."""
     known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}  # older files have more
     try:
         if not (said := metadata.get("eval_env_spec") or metadata.get("env_spec")):
@@ -121,7 +121,7 @@ def features(observation: Any, dims: int) -> Tensor:
 
 
 def returns(reward: Tensor, goes_on: Tensor, value: Tensor, steps: int) -> Tensor:
-    """Of slices [slices, length], with `value` of the next observations. Fewer steps at the end of a slice."""
+    """n-step returns of slices [slices, length] with `value` of the next observations; fewer steps at the end of a slice."""
     goal = reward + GAMMA * goes_on * value
     for _ in range(steps - 1):
         goal = reward + GAMMA * goes_on * torch.cat([goal[:, 1:], value[:, -1:]], 1)
@@ -184,7 +184,7 @@ class Learner:
 
 
 def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Record or download, learn, play. Returns the numbers; None for those that are not known."""
+    """Record or download, learn, play. Returns the results; None for those that are not known."""
     torch.manual_seed(seed)
     begin, tests = time.perf_counter(), range(10**6, 10**6 + options.tests)
     with tempfile.TemporaryDirectory() as folder:
@@ -216,7 +216,7 @@ def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Learn with each seed, print a table. Returns the numbers; "passed" is None where there is no mark."""
+    """Learn with each seed, print a table. Returns the results; "passed" is None without a mark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--dataset", metavar="ID", help="another dataset of Minari, which is downloaded")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each")

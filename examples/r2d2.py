@@ -33,7 +33,7 @@ SCALE = 0.1  # of rewards, which are from -16 to 0
 
 
 class Memory(nn.Module):
-    """Q of the actions from what was seen so far."""
+    """Q of the actions, from all observations so far."""
 
     def __init__(self, width: int, forgets: bool = False) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class Memory(nn.Module):
 
 
 def pendulums(count: int) -> gymnasium.vector.VectorEnv:
-    """Without autoreset: a step always returns where it really ended, and a reset happens only where it is asked for."""
+    """Pendulums without autoreset: a step returns the true last observation, and only `reset` resets."""
     disabled = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
     return gymnasium.make_vec("Pendulum-v1", count, vectorization_mode="sync", vector_kwargs=disabled)
 
 
 class Collector:
-    """Steps the environments, and writes down what happened as rows [envs]; notes how each episode ended."""
+    """Steps the environments. Returns transitions as rows [envs]; keeps a log of how each episode ended."""
 
     def __init__(self, options: argparse.Namespace, seed: int) -> None:
         self.envs, self.options = pendulums(options.envs), options
@@ -79,7 +79,7 @@ class Collector:
         self.ended: dict[int, tuple[int, Tensor, bool]] = {}  # its last step, last observation, whether it is terminal
 
     def _limits(self) -> np.ndarray:
-        """Of each environment, after how many steps its episode is cut."""
+        """The number of steps after which the episode of each environment is cut."""
         return self.rng.integers(self.options.shortest, self.options.longest + 1, self.options.envs)
 
     @torch.no_grad()
@@ -126,7 +126,7 @@ class Collector:
 
 @torch.no_grad()
 def average_return(net: Memory, seed: int, episodes: int = 20) -> float:
-    """Of whole episodes of the greedy policy."""
+    """The average return of whole episodes of the greedy policy."""
     envs = pendulums(episodes)
     found, _ = envs.reset(seed=seed)
     state, total, done = torch.zeros(episodes, net.width), np.zeros(episodes), np.zeros(episodes, bool)
@@ -142,7 +142,7 @@ def average_return(net: Memory, seed: int, episodes: int = 20) -> float:
 
 
 def padded(sample: TensorDict, least: int) -> tuple[TensorDict, Tensor]:
-    """Slices [slices, length] of a flat sample, and a mask of what is no padding, which repeats the last row.
+    """Slices [slices, length] of a flat sample, and a mask that is False at padding, copies of the last row.
 
     They are as long as the longest one, at least `least`.
     """
@@ -154,7 +154,7 @@ def padded(sample: TensorDict, least: int) -> tuple[TensorDict, Tensor]:
 
 
 def check(slices: TensorDict, mask: Tensor, collector: Collector) -> int:
-    """How many truncated episodes were there to their end. AssertionError where slices are not what happened."""
+    """Compare slices with the log. Returns the number of truncated episodes that are there to their end."""
     newest = dict(zip(collector.episode.tolist(), (collector.step_in_episode - 1).tolist(), strict=True))
     episode, step, obs, after = (slices[key] for key in ("episode", "step", "observation", ("next", "observation")))
     following = mask[:, 1:]
@@ -231,7 +231,7 @@ class Learner:
 
 
 def replay_buffer(options: argparse.Namespace, seed: int) -> TensorDictReplayBuffer:
-    """For batches [envs, time]; trajectories go along time."""
+    """A buffer for batches [envs, time], whose trajectories go along time."""
     return TensorDictReplayBuffer(
         storage=LazyTensorStorage(options.capacity, ndim=2),
         sampler=PrioritizedSliceSampler(
@@ -249,7 +249,7 @@ def replay_buffer(options: argparse.Namespace, seed: int) -> TensorDictReplayBuf
 
 
 def train(options: argparse.Namespace, seed: int, steps: int, forgets: bool = False) -> dict[str, Any]:
-    """Act, store, draw, learn, until the greedy policy is good enough or the steps are used up. Returns the numbers."""
+    """Act, store, draw and learn until the greedy policy is good enough or the steps are used up. Returns the results."""
     torch.manual_seed(seed)
     learner, collector, rb = Learner(options, forgets), Collector(options, seed), replay_buffer(options, seed)
     before, begin = average_return(learner.net, seed + 10**6), time.perf_counter()
@@ -313,7 +313,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train with each seed, and once, as long, with a network that forgets; print a line each. Returns the numbers."""
+    """Train with each seed, and once, as long, with a network that forgets; print a line each. Returns the results."""
     options = parse(argv)
     torch.set_num_threads(options.threads)
     runs: list[dict[str, Any]] = []

@@ -2,7 +2,8 @@
 
 Velocities are hidden, so an observation is a stack of the last four frames (position, angle). The replay buffer stores
 each frame once (`fbuf.Frames`), draws items by priority (`fbuf.Prioritized`), and makes n-step returns from the ring when
-it is read (`fbuf.n_step_of_slots`): Rainbow (arXiv:1710.02298) without noisy and distributional Q. The carts are
+it
+is read (`fbuf.n_step_of_slots`): Rainbow (arXiv:1710.02298) without noisy and distributional Q. The carts are
 gymnasium's, on the host; writing, drawing, learning and acting are one jitted program with a donated state, called once
 a step.
 
@@ -73,7 +74,7 @@ def adam(net: Network, slope: Network, moments: tuple[Network, Network], count: 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Agent:
-    """Everything that changes; donated from one step to the next."""
+    """Everything that changes; each step donates it to the next one."""
 
     buffer: fbuf.BufferState
     net: Network
@@ -119,7 +120,7 @@ class Program:
         )
 
     def _step(self, agent: Agent, row: dict[str, Array], obs: Array) -> tuple[Agent, Array, Drawn]:
-        """Write what happened in all lanes, learn from a batch, choose actions for what is observed now; and the batch."""
+        """Write the rows of all lanes, learn from a batch, choose the next actions. Also returns the batch."""
         lanes = self.options.lanes
         key, draw_key, choice_key, action_key = jax.random.split(agent.key, 4)
         buffer, _ = self.buffer.extend(agent.buffer, jax.tree.map(lambda leaf: leaf[None], row))
@@ -157,7 +158,7 @@ class Program:
         return agent, (batch, draw)
 
     def draw(self, state: fbuf.BufferState, key: Array) -> tuple[fbuf.BufferState, Drawn]:
-        """A batch of observations and actions, the return of n steps from there on, and with what it goes on."""
+        """A batch of observations and actions, their n-step returns, and discounts and observations after the n steps."""
         state, items, draw = self.buffer.sample(state, key, self.options.batch_size)
         rewards, index = state.items["reward"], state.trajectories
         found = fbuf.n_step_of_slots(draw.slots, rewards, index, state.ring, self.options.gamma, self.options.n)
@@ -173,7 +174,7 @@ class Program:
         return state, (batch, draw)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the buffer, and of one that keeps stacks as they are."""
+        """Bytes of the buffer, and of one that stores whole stacks."""
 
         def size(buffer: fbuf.Buffer) -> int:
             leaves = jax.tree.leaves(jax.eval_shape(buffer.init, self.item()))
@@ -202,7 +203,7 @@ class Carts:
         self.obs = np.tile(carts[:, SHOWN], stack)
 
     def step(self, action: np.ndarray) -> dict[str, np.ndarray]:
-        """What happened, one row of leaves [lanes, ...]. Episodes that ended begin anew; the row knows nothing of it."""
+        """One step: a row of leaves [lanes, ...]. Ended episodes are reset, which the row does not show."""
         carts, reward, terminated, truncated, _ = self.envs.step(action)
         next_obs, done = np.concatenate([self.obs[:, SIZE:], carts[:, SHOWN]], -1), terminated | truncated
         row = {"obs": self.obs, "action": action, "reward": reward, "next_obs": next_obs}
@@ -215,7 +216,7 @@ class Carts:
 
 
 def average_return(program: Program, net: Network, seed: int, episodes: int = 20) -> float:
-    """Of episodes of the greedy policy."""
+    """The average return of episodes of the greedy policy."""
     carts = Carts(episodes, program.stack, program.options.max_steps, seed)
     total, alive = np.zeros(episodes), np.ones(episodes, bool)
     while alive.any():
@@ -227,7 +228,7 @@ def average_return(program: Program, net: Network, seed: int, episodes: int = 20
 
 @dataclasses.dataclass
 class Log:
-    """All rows ever written, stacks as they are, on the host; and what of them a batch has to be, in plain NumPy."""
+    """All rows ever written, with whole stacks, on the host; and the expected batches, in plain NumPy."""
 
     program: Program
     rows: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
@@ -236,7 +237,7 @@ class Log:
     truncated: int = 0  # that go on with the last observation of a truncated episode
 
     def check(self, batch: dict[str, Array], draw: fbuf.Draw) -> None:
-        """AssertionError where a batch is not what the log makes of its slots."""
+        """Compare a batch with the rows of the log in its slots."""
         assert draw.valid.all(), "there is room for the ends of an eighth of the items"
         options, newest = self.program.options, len(self.rows) - 1
         found = {name: np.asarray(leaf) for name, leaf in batch.items()}
@@ -264,7 +265,7 @@ class Log:
 
 
 def train(program: Program, seed: int) -> tuple[Agent, Log]:
-    """Step after step, each answered by the agent with the next actions, until its greedy policy is good enough."""
+    """Step the carts with the actions of the agent until its greedy policy is good enough."""
     options, log = program.options, Log(program)
     carts = Carts(options.lanes, program.stack, options.max_steps, seed)
     agent, action = program.init(seed), np.zeros(options.lanes, np.int32)
@@ -313,7 +314,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train with each seed, and once with single frames; print a line each. Returns the numbers."""
+    """Train with each seed, and once with single frames; print a line each. Returns the results."""
     options = parse(argv)
     stacked, single = (Program(options, stack) for stack in (options.stack, 1))
     runs: list[dict[str, Any]] = []

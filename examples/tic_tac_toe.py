@@ -27,12 +27,12 @@ Board = tuple[int, ...]  # of nine cells: 1 for crosses, -1 for noughts, 0 where
 
 
 def mover(board: Board) -> int:
-    """Who is to move; crosses begin."""
+    """The player whose turn it is; crosses begin."""
     return 1 if sum(board) == 0 else -1
 
 
 def moves(board: Board) -> list[int]:
-    """The cells that are free."""
+    """The free cells."""
     return [cell for cell, mark in enumerate(board) if not mark]
 
 
@@ -41,7 +41,7 @@ def play(board: Board, move: int) -> Board:
 
 
 def outcome(board: Board) -> int | None:
-    """1 or -1 for who has won, 0 for a draw, None for a game that goes on."""
+    """1 or -1 for the winner, 0 for a draw, None for an unfinished game."""
     for line in LINES:
         if abs(total := sum(board[cell] for cell in line)) == 3:
             return total // 3
@@ -49,7 +49,7 @@ def outcome(board: Board) -> int | None:
 
 
 class Search:
-    """The memory, and the simulations that fill it.
+    """The forest, and the simulations that fill it.
 
     Args:
         exploration: the constant of UCT.
@@ -62,7 +62,7 @@ class Search:
         self.simulations = 0
 
     def known(self, board: Board) -> tuple[Tensor, Tensor, Tensor]:
-        """The moves from a board that were tried, how often, and the sum of what they won for the mover."""
+        """The tried moves of a board, their visits, and the sums of their results for the mover."""
         key = observed(board)
         if not len(self.forest) or key not in self.forest.node_map:
             return torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0)
@@ -89,7 +89,7 @@ class Search:
         self.simulations += 1
 
     def move(self, board: Board, simulations: int) -> int:
-        """The move that was tried most, after some simulations more."""
+        """The most visited move, after some more simulations."""
         for _ in range(simulations):
             self.simulate(board)
         tried, visits, _ = self.known(board)
@@ -101,7 +101,7 @@ def observed(board: Board) -> TensorDict:
 
 
 def steps_of(path: list[tuple[Board, int, float, float]], result: int) -> TensorDict:
-    """The steps of a simulation with one visit more each, and the result added to what the mover won, [steps]."""
+    """The steps of a simulation, [steps], each with one more visit and the result added to the wins of the mover."""
     boards = torch.tensor([board for board, *_ in path], dtype=torch.int8)
     after = [play(board, move) for board, move, *_ in path]
     done = torch.tensor([outcome(board) is not None for board in after])[:, None]
@@ -129,7 +129,7 @@ def match(search: Search, games: int, simulations: int, rng: np.random.Generator
 
 
 def drawn(vertex: Tree) -> str:
-    """A board in one line, and what is known of the move that led to it."""
+    """A board in one line, with the statistics of the move to it."""
     cells = "".join("o.x"[mark + 1] for mark in vertex.node_observation.tolist())
     last = vertex.rollout[-1]["next"]
     return (
@@ -156,7 +156,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Search, play the match, print what was learned. Returns the numbers; "passed" is None for a quick run."""
+    """Search, play the match, print the statistics. Returns the results; "passed" is None for a quick run."""
     options = parse(argv)
     torch.set_num_threads(1)
     search, begin = Search(options.exploration, options.seed), time.perf_counter()

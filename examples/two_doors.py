@@ -38,7 +38,7 @@ Network = list[tuple[Array, Array]]  # weights and biases of each layer
 
 
 class Returns:
-    """Returns of the episodes that ended, of CartPole the number of their steps."""
+    """Returns of the ended episodes; of CartPole the number of their steps."""
 
     def __init__(self) -> None:
         self.all: list[float] = []
@@ -87,7 +87,7 @@ def fresh(key: Array, lanes: int) -> Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
 def collect(buffer: fbuf.Buffer, steps: int, state: Any, world: Any, net: Network, epsilon: Array) -> Any:
-    """Some steps of every lane into the buffer, and the lengths of the episodes that ended, 0 elsewhere."""
+    """Write some steps of every lane into the buffer. Returns lengths of ended episodes, 0 elsewhere."""
 
     def step(carry: Any, _: None) -> Any:
         state, (carts, elapsed, key) = carry
@@ -133,7 +133,7 @@ class TorchLearner:
             return (goal - chosen).abs()
 
     def in_jax(self) -> Network:
-        """A copy of the network: the scan reads it while torch goes on."""
+        """A copy of the network, which the scan reads while torch continues."""
         layers = [each for each in self.net if isinstance(each, nn.Linear)]
         return [(interop.to_jax(each.weight.detach().T), interop.to_jax(each.bias.detach())) for each in layers]
 
@@ -219,7 +219,7 @@ def torch_writes(options: argparse.Namespace) -> Returns:
 
 
 def main(argv: Sequence[str] | None = None) -> bool:
-    """Both runs, and a line about each. Whether both have learned."""
+    """Run both and print a line about each. Returns whether both have learned."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150_000, help="of the environments, at most")
