@@ -23,7 +23,7 @@ from typing import Any
 from fbuf.checkpoint import CheckpointCorrupt, Fields
 from fbuf.memory_plan import Plan, Share
 from interop.host.threads import renew_in_children
-from interop.shared.undo import commits_of
+from interop.shared.journal import commits_of
 
 DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
 VALUES = "storage.values"  # a folder

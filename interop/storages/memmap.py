@@ -31,7 +31,6 @@ from interop.shared.folder import (
     description,
     reserve_again,
 )
-from interop.shared.journal import PRIORITIES as PRIORITIES_OF_ROWS
 from interop.shared.journal import Journal, ReadOnly
 from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker
@@ -227,7 +226,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         """A journal that is started with the first rows."""
         assert self.scratch_dir is not None
         journal, me = Journal(Path(self.scratch_dir) / STATE), weakref.ref(self)
-        journal.find_extras = lambda: None if (storage := me()) is None else storage.find_priorities()
+        journal.find_extra = lambda: None if (storage := me()) is None else storage.find_priorities()
         return journal
 
     def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
@@ -364,7 +363,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _vacate(self) -> None:
         """Remove the files of the rows, of which none is stored: a storage of items without leaves remains."""
         if self.folder is not None:
-            self.journal.drop_priorities()
+            self.journal.drop_extra()
             self._make_files(_OF_NOTHING, (self.row_count, *self.lanes))
 
     # ------------------------------------------------------------------ priorities
@@ -381,13 +380,13 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def find_priorities(self) -> None:
         """Map the priorities that the owner keeps, so that this worker saves those that it overwrites."""
-        if self.priorities is None and self.folder is not None and self.journal.has_extras:
+        if self.priorities is None and self.folder is not None and self.journal.has_extra:
             self._map_priorities(self.folder)
 
     def _map_priorities(self, folder: Folder) -> None:
         memory = Memory(KeptPriorities.size(self.max_size), folder.path / PRIORITIES)
         self.priorities = KeptPriorities(memory, self.per_row, self.ring, folder)
-        self.journal.add(PRIORITIES_OF_ROWS, 8 * self.per_row, self.priorities.by_row)
+        self.journal.keep_extra(8 * self.per_row, self.priorities.by_row)
 
     # ------------------------------------------------------------------ other processes
 

@@ -10,8 +10,8 @@ from fbuf.checkpoint import CheckpointCorrupt
 from interop.host.priorities import PriorityValues
 from interop.host.ring import Ring
 from interop.shared.folder import Folder
+from interop.shared.journal import Undo, settle
 from interop.shared.memory import Memory
-from interop.shared.undo import Undo, settle
 
 _HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # counters about the highest priority; _TOP is their number
 _CELLS = 2 * _TOP  # since the storage was emptied, and before: emptying may be rolled back

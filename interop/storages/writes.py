@@ -12,8 +12,7 @@ from interop.data.index import whole_rows
 from interop.host.device_rows import JaxRows
 from interop.host.equal_places import chosen_items, last_of_equal
 from interop.host.rows import TorchRows
-from interop.shared.journal import Journal, counted
-from interop.shared.saved_rows import Rows
+from interop.shared.journal import Journal, Rows, counted
 
 if TYPE_CHECKING:
     from interop.storages.tensors import TensorStorage

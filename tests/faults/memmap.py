@@ -26,7 +26,7 @@ from tests.faults.counts import Counts
 from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
 STARTS = ("new", "half full", "wrapped")
-_GUARDS = ("packed.py", "undo.py", "priorities.py", "writes.py", "rows.py")
+_GUARDS = ("packed.py", "journal.py", "priorities.py", "writes.py", "rows.py")
 _HERE = str(Path(__file__).resolve().parents[2] / "interop") + os.sep
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
-from interop.shared import journal, saved_rows
+from interop.shared import journal
+from interop.shared.journal import Undo
 from interop.shared.memory import Memory
-from interop.shared.undo import Undo
 from tests.interop.rows import KINDS, check_same, nested_td
 
 
@@ -46,10 +46,10 @@ class Stop(BaseException):
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("large", [1, saved_rows.LARGE], ids=["large", "small"])
+@pytest.mark.parametrize("large", [1, journal.LARGE], ids=["large", "small"])
 @pytest.mark.parametrize("saved", [range(2, 5), np.array([7, 1, 7, 0])], ids=["run", "list"])
 def test_a_step_that_breaks_off_is_undone(saved, large, monkeypatch):
-    monkeypatch.setattr(saved_rows, "LARGE", large)
+    monkeypatch.setattr(journal, "LARGE", large)
     undo, _, rows = record()
     before = copy.deepcopy(rows)
     with pytest.raises(Stop), undo:
@@ -221,7 +221,7 @@ _WITHIN = {
     "writes.py": ("write_at", "_write_part", "_write_parts"),
     "rows.py": ("write_run", "write_at", "_copy"),
     "ring.py": ("wrote_run", "edited"),
-    "undo.py": ("save",),
+    "journal.py": ("save",),
     "round_robin.py": ("_advance",),
 }
 _WITHIN = {(file, name) for file, names in _WITHIN.items() for name in names}
