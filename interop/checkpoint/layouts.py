@@ -1,6 +1,7 @@
-"""The structure of items as a saved tree: that of a `Layout`, and that of values in lists."""
+"""Layouts and structures of items as saved trees, and back. Names of dtypes, devices and classes are looked up, not run."""
 
 import collections
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,15 +10,29 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_tensorclass
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
-from interop.checkpoint.torch_names import NAMES, dtype_named, optional_device
 from interop.data.bridge import DTYPES
 from interop.data.layout import Branch, Layout, Leaf, LeafSpec
-from interop.data.values import MOST_DEEP, NotKept, expected_keys, field_names, is_container, is_record, leaves_of
+from interop.data.values import MOST_DEEP, NotKept, fields_of, is_container, is_record, leaves_of
 from interop.data.varied import Varied
 
 _KINDS: dict[str, Any] = {"tensordict": TensorDict, "dict": dict, "tuple": tuple, "list": list}
 _KINDS |= {"lazy": LazyStackedTensorDict, "nontensors": NonTensorStack, "ordered": collections.OrderedDict}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_DEVICE = re.compile(r"[a-z]{1,20}(:[0-9]{1,3})?")
+
+
+# ------------------------------------------------------------------ names
+
+
+def dtype_named(name: Any, where: str) -> torch.dtype:
+    """The dtype of a name such as "float32". CheckpointCorrupt for one that is not known."""
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise CheckpointCorrupt(f"{where}: {str(name)[:40]!r} is no dtype")
+    return _DTYPES[name]
 
 
 def dtype_stored(name: Any, where: str) -> torch.dtype:
@@ -26,6 +41,16 @@ def dtype_stored(name: Any, where: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise CheckpointCorrupt(f"{where}: {name!r} is no dtype that a storage holds")
     return dtype
+
+
+def device_named(name: Any, where: str) -> torch.device | None:
+    """The device of a name such as "cuda:0", on this machine or not; None for None. CheckpointCorrupt for others."""
+    try:
+        if name is None or (isinstance(name, str) and _DEVICE.fullmatch(name)):
+            return None if name is None else torch.device(name)
+    except RuntimeError:
+        pass
+    raise CheckpointCorrupt(f"{where}: {str(name)[:40]!r} is no device")
 
 
 def class_name(kind: type) -> str:
@@ -38,21 +63,29 @@ def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
 
     CheckpointMismatch where there is none.
     """
+    found = _found(name)
+    if not isinstance(found, type) or not fits(found):
+        raise CheckpointMismatch(f"{where}: items are of the class {name[:100]!r}: import its module before loading")
+    return found
+
+
+def _found(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
         try:  # past `__getattr__` of modules and classes, which may import
             found = object.__getattribute__(found, "__dict__").get(step)
         except AttributeError:
-            found = None
-    if not isinstance(found, type) or not fits(found):
-        raise CheckpointMismatch(f"{where}: items are of the class {name[:100]!r}: import its module before loading")
+            return None
     return found
+
+
+# ------------------------------------------------------------------ layouts
 
 
 def saved_layout(layout: Layout) -> dict[str, Any]:
     """The saved tree of a layout."""
-    leaves = [[list(leaf.path), list(leaf.shape), NAMES[leaf.dtype]] for leaf in layout.leaves]
+    leaves = [[list(leaf.path), list(leaf.shape), _DTYPE_NAMES[leaf.dtype]] for leaf in layout.leaves]
     return {"root": saved_node(layout.root, map(_saved_leaf, leaves_of(layout.root))), "leaves": leaves}
 
 
@@ -63,22 +96,26 @@ def layout_of(saved: Any, where: str) -> Layout:
     for described in fields.items("leaves"):
         path, shape, dtype = described if isinstance(described, list) and len(described) == 3 else ((), (), None)
         sizes = Fields({"shape": shape}, where).wholes("shape")
-        leaves.append(LeafSpec(_path(path, where), sizes, dtype_stored(dtype, where)))
-    root = node_of(fields.any("root"), _leaf, where, _is_container)
-    if _paths(root, ()) != [leaf.path for leaf in leaves]:
+        leaves.append(LeafSpec(_keys(path, where), sizes, dtype_stored(dtype, where)))
+    root = node_of(
+        fields.any("root"), _leaf, where, lambda kind: is_tensorclass(kind) or issubclass(kind, tuple | list | dict)
+    )
+    if list(_paths(root, ())) != [leaf.path for leaf in leaves]:
         raise CheckpointCorrupt(f"{where}: the leaves of the items are not those of their structure")
     return Layout(root, tuple(leaves))
 
 
-def _paths(node: Branch | Leaf, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def _paths(node: Branch | Leaf, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     if isinstance(node, Leaf):
-        return [path]
-    return [each for key, child in zip(node.keys, node.children, strict=True) for each in _paths(child, (*path, key))]
+        yield path
+        return
+    for key, child in zip(node.keys, node.children, strict=True):
+        yield from _paths(child, (*path, key))
 
 
 def _saved_leaf(leaf: Leaf) -> Any:
     if isinstance(leaf, Varied):
-        return {"varied": None if leaf.dtype is None else NAMES[leaf.dtype], "shape": list(leaf.shape)}
+        return {"varied": None if leaf.dtype is None else _DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape)}
     return None
 
 
@@ -90,6 +127,9 @@ def _leaf(saved: Any, where: str) -> Leaf | None:
         return None
     dtype = fields.any("varied")
     return Varied(None if dtype is None else dtype_stored(dtype, where), fields.wholes("shape"))
+
+
+# ------------------------------------------------------------------ structures
 
 
 def saved_node(node: Branch | Leaf, leaves: Iterator[Any]) -> Any:
@@ -124,31 +164,21 @@ def node_of(
     if depth > MOST_DEEP + 1:
         raise CheckpointCorrupt(f"{where}: nested more than {MOST_DEEP} deep")
     fields = Fields(saved, where)
-    name, keys = fields.text("kind"), _path(fields.items("keys"), where)
+    name, keys, names = fields.text("kind"), _keys(fields.items("keys"), where), fields.items("names")
     kind = _KINDS.get(name) or class_named(name, fits, where)
     if issubclass(kind, tuple | list) and keys != tuple(range(len(keys))):
         raise CheckpointCorrupt(f"{where}: the items of a {name} are counted from 0")
-    if len(set(keys)) < len(keys):
-        raise CheckpointCorrupt(f"{where}: a key comes twice")
+    if len(set(keys)) < len(keys) or not all(each is None or isinstance(each, str) for each in names):
+        raise CheckpointCorrupt(f"{where}: a key comes twice, or the names of dims are none")
     children = tuple(node_of(child, leaf, where, fits, depth + 1) for child in fields.items("children", len(keys)))
-    names = fields.items("names")
-    if not all(each is None or isinstance(each, str) for each in names):
-        raise CheckpointCorrupt(f"{where}: the names of dims are none")
-    device = optional_device(fields.any("device"), where) if "device" in fields else None
+    device = device_named(fields.any("device"), where) if "device" in fields else None
     return Branch(kind, keys, children, fields.wholes("batch"), tuple(names), device)
 
 
-def _is_container(kind: type) -> bool:
-    return is_tensorclass(kind) or issubclass(kind, tuple | list | dict)
-
-
-def _path(steps: Any, where: str) -> tuple[str | int, ...]:
+def _keys(steps: Any, where: str) -> tuple[str | int, ...]:
     if not isinstance(steps, list | tuple) or not all(type(step) in (str, int) for step in steps):
         raise CheckpointCorrupt(f"{where}: keys are texts or integers")
     return tuple(steps)
-
-
-# ------------------------------------------------------------------ of values in lists
 
 
 def refuse_hidden(node: Branch | Leaf) -> None:
@@ -157,50 +187,31 @@ def refuse_hidden(node: Branch | Leaf) -> None:
         return
     for child in node.children:
         refuse_hidden(child)
-    if node.kind not in _NAMES:
-        name = class_name(node.kind)
-        try:
-            hidden = class_named(name, is_container, "") is not node.kind
-        except CheckpointMismatch:
-            hidden = True
-        if hidden:
-            raise NotKept(TypeError, f"an object of type {name} cannot be saved, whose class is not found by its name")
+    name = class_name(node.kind)
+    if node.kind not in _NAMES and not (_found(name) is node.kind and is_container(node.kind)):
+        raise NotKept(TypeError, f"an object of type {name} cannot be saved, whose class is not found by its name")
 
 
 def check_values(node: Branch | Leaf, where: str) -> None:
-    """CheckpointCorrupt for a structure that no value has, CheckpointMismatch where a class has other fields now."""
+    """CheckpointMismatch for a structure that no value of its class has now."""
     if isinstance(node, Leaf):
         return
     for child in node.children:
         check_values(child, where)
-    dims = len(node.batch)
-    then: list[Any] = []
-    now: list[Any] = []
-    if node.kind in (LazyStackedTensorDict, NonTensorStack):
-        fits = bool(node.children) and dims == len(node.names) == 1 and node.batch[0] <= MOST_DEEP
-    elif node.kind is TensorDict:
-        fits = len(node.names) in (0, dims) and all(type(key) is str for key in node.keys)
-    elif is_tensorclass(node.kind):
-        fits = node.keys[:1] == ("",)
-        now, then = (
-            sorted(expected_keys(node.kind)),
-            sorted({*node.keys[1:], *_entries(node.children[0])} if fits else ()),
-        )
-        then = now if set(then) <= set(now) else then
-    else:
-        fits = not dims
-        if is_record(node.kind):
-            now, then = [*field_names(node.kind)], [*node.names]
-    if now != then:
-        raise CheckpointMismatch(
-            f"{where}: the fields of {node.kind.__qualname__} were {then} when it was saved, they are {now} now"
-        )
-    if not fits or (is_record(node.kind) and len(now) != len(node.children)):
-        raise CheckpointCorrupt(f"{where}: not the structure of a {node.kind.__name__}")
+    kind, fits = node.kind, True
+    if kind is TensorDict:
+        fits = len(node.names) in (0, len(node.batch)) and all(type(key) is str for key in node.keys)
+    elif is_record(kind):
+        fits = node.names == fields_of(kind) and len(node.children) == len(node.names)
+    elif is_tensorclass(kind):
+        fits = node.keys[:1] == ("",) and {*node.keys[1:], *_entries(node.children[0])} <= {*fields_of(kind)}
+    if not fits:
+        now = "" if kind is TensorDict else f", whose fields are {list(fields_of(kind))} now"
+        raise CheckpointMismatch(f"{where}: what was saved is no {kind.__qualname__}{now}")
 
 
 def _entries(node: Branch | Leaf) -> tuple[Any, ...]:
     """The keys of a tensordict, or of the first of a stack."""
-    if isinstance(node, Leaf):
+    if isinstance(node, Leaf) or not node.children:
         return ()
     return _entries(node.children[0]) if node.kind is LazyStackedTensorDict else node.keys

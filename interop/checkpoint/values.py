@@ -1,27 +1,32 @@
-"""Python values as saved trees, and back, without pickle.
+"""Python values as saved trees, and back. Without `allow_pickle=True` at both ends nothing is pickled.
 
 These are None, bool, int, float, complex, str, bytes, list, tuple, named tuples, `torch.Size`, dicts with keys of text or
 integers, NumPy arrays and scalars, tensors of every dtype that is not quantized, tensordicts with what they may hold, and
 tensorclasses. A class is found by its name among the modules that were imported; reading imports none.
+
+Each structure is described once. Leaves of one kind, dtype and number of dims are one column: the bytes of tensors and
+arrays one behind the other, with their shapes; plain values are JSON.
 """
 
 import contextlib
-from collections import Counter
+import json
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields
-from interop.checkpoint import pickled
-from interop.checkpoint.layouts import check_values, node_of, refuse_hidden, saved_node
-from interop.checkpoint.leaves import Reading, leaf_of, put, saved_leaf, take
-from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, value_of
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
+from fbuf.checkpoint.dtypes import BY_NAME
+from interop.checkpoint.layouts import check_values, device_named, dtype_named, node_of, refuse_hidden, saved_node
+from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of
 from interop.data.varied import Leaf
 
-_FORMAT = 2
-_FEW = 8  # items of a structure whose leaves share columns with those of other structures
+_FORMAT = 3
+_SHORT = 1 << 12  # characters of a text that is written into the manifest
+_MOST_DIMS = 64
 _FAULTS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, StopIteration)
 
 
@@ -32,26 +37,19 @@ def encode(value: Any, where: str, allow_pickle: bool = False) -> dict[str, Any]
 
 def decode(tree: Any, allow_pickle: bool = False, where: str = "value", device: torch.device | None = None) -> Any:
     """The value of a saved tree. The arguments and errors of `load_items`."""
-    found = load_items(tree, allow_pickle, where, device, 1)
-    if not found:
-        raise CheckpointCorrupt(f"{where}: a value was expected, found none")
+    found = load_items(tree, allow_pickle, where, device)
+    if len(found) != 1:
+        raise CheckpointCorrupt(f"{where}: one value was expected, found {len(found)}")
     return found[0]
 
 
-def save_items(
-    items: Sequence[Any], allow_pickle: bool = False, where: str = "item {}", unnamed: int = 0
-) -> dict[str, Any]:
-    """The saved tree of a list of values.
-
-    Each structure is described once. Leaves of one dtype and number of dims are one column: of one entry where many items
-    have that structure, of all items where few have. An object that is there twice is saved as two. Four seconds per 10^6
-    plain values, two per 10^5 tensordicts of three tensors.
+def save_items(items: Sequence[Any], allow_pickle: bool = False, where: str = "item {}") -> dict[str, Any]:
+    """The saved tree of a list of values. An object that is there twice is saved as two.
 
     Args:
         items: any number, alike or not.
         allow_pickle: pickle objects of other kinds.
         where: what an item is, for messages; {} stands for its number.
-        unnamed: how many containers around an item are not named in messages.
 
     Raises:
         TypeError: an item holds an object of another kind; the message says which and where.
@@ -59,8 +57,9 @@ def save_items(
     """
     other = _pickling if allow_pickle else _refusing
     numbers: dict[Node, int] = {}
+    columns: dict[Value, list[Any]] = {}
+    targets: list[list[list[Any]]] = []  # the columns of the leaves of each structure
     order = np.empty(len(items), np.int64)
-    rows = []
     for place, item in enumerate(items):
         try:
             node, leaves = flatten(item, other)
@@ -68,48 +67,45 @@ def save_items(
             if number is None:
                 refuse_hidden(node)
                 number = numbers[node] = len(numbers)
+                targets.append([columns.setdefault(leaf, []) for leaf in leaves_of(node)])
         except NotKept as error:
-            raise error.named(where.format(place), unnamed) from error.__cause__
+            raise error.named(where.format(place)) from error.__cause__
         order[place] = number
-        rows.append(leaves)
-    columns = _Columns()
-    counts = np.bincount(order, minlength=len(numbers)).tolist()
-    forms, chosen = [], []
-    for number, (node, count) in enumerate(zip(numbers, counts, strict=True)):
-        chosen.append(columns.of(node, number if count > _FEW else None))
-        forms.append(saved_node(node, iter(chosen[-1])))
-    for number, leaves in zip(order.tolist(), rows, strict=True):
-        for place, leaf in zip(chosen[number], leaves, strict=True):
-            columns.values[place].append(leaf)
+        for column, leaf in zip(targets[number], leaves, strict=True):
+            column.append(leaf)
+    places = {leaf: place for place, leaf in enumerate(columns)}
     return {
         "format": _FORMAT,
         "order": order.astype(np.min_scalar_type(len(numbers))),
-        "forms": forms,
-        "columns": [{**saved_leaf(leaf), **put(leaf, values)} for leaf, values in columns],
+        "forms": [saved_node(node, map(places.__getitem__, leaves_of(node))) for node in numbers],
+        "columns": [{**saved_leaf(leaf), **_column(leaf, values)} for leaf, values in columns.items()],
     }
 
 
-class _Columns:
-    """The columns of the leaves of items."""
+def saved_leaf(leaf: Value) -> dict[str, Any]:
+    """A leaf as a saved tree."""
+    described: dict[str, Any] = {"kind": leaf.kind}
+    if leaf.dtype:
+        described |= {"dtype": leaf.dtype, "dims": leaf.dims}
+    return described if leaf.device is None else {**described, "device": leaf.device}
 
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self.values: list[list[Any]] = []
 
-    def of(self, node: Node, group: int | None) -> list[int]:
-        """The column of each leaf of a structure: one of its own in a group, or one for all leaves of its kind."""
-        found = []
-        for place, leaf in enumerate(leaves_of(node)):
-            key = leaf if group is None else (leaf, group, place)
-            if key not in self._numbers:
-                self._numbers[key] = len(self.values)
-                self.values.append([])
-            found.append(self._numbers[key])
-        return found
-
-    def __iter__(self) -> Any:
-        leaves = (key[0] if isinstance(key, tuple) else key for key in self._numbers)
-        return zip(leaves, self.values, strict=True)
+def _column(leaf: Value, values: list[Any]) -> dict[str, Any]:
+    """These values as a saved tree. It may hold a view of a tensor that is the only one."""
+    if leaf.kind == "plain":
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        short = len(text) <= _SHORT and text.isascii()
+        return {"json": text if short else np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)}
+    if leaf.kind == "tensor":
+        parts = [
+            each.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8) for each in values
+        ]
+        raw = (parts[0] if len(parts) == 1 else torch.cat(parts)).cpu().numpy()
+    else:
+        if leaf.kind in ("bytes", "pickled"):
+            values = [np.frombuffer(each, np.uint8) for each in values]
+        raw = np.concatenate([np.asarray(each).reshape(-1) for each in values]).view(np.uint8)
+    return {"shapes": np.array([np.shape(each) for each in values], np.int64), "raw": raw}
 
 
 def _refusing(value: Any, why: str) -> tuple[Value, Any]:
@@ -123,20 +119,17 @@ def _refusing(value: Any, why: str) -> tuple[Value, Any]:
 
 def _pickling(value: Any, why: str) -> tuple[Value, Any]:
     try:
-        return value_of("pickled"), pickled.to_bytes(value)
-    except TypeError as error:
-        raise NotKept(TypeError, str(error)) from error
+        return Value("pickled"), pickle.dumps(value, protocol=5)
+    except Exception as error:
+        message = f"an object of type {type(value).__name__} cannot be pickled: {error}"
+        raise NotKept(TypeError, message) from error
 
 
 # ------------------------------------------------------------------ reading
 
 
 def load_items(
-    tree: Any,
-    allow_pickle: bool = False,
-    where: str = "items",
-    device: torch.device | None = None,
-    most: int | None = None,
+    tree: Any, allow_pickle: bool = False, where: str = "items", device: torch.device | None = None
 ) -> list[Any]:
     """The values of a saved tree, in memory of their own.
 
@@ -145,56 +138,123 @@ def load_items(
         allow_pickle: read pickled objects.
         where: what they are, for messages.
         device: where tensors go; None for where they were.
-        most: how many there may be.
 
     Raises:
-        CheckpointCorrupt: it is no such tree, or there are too many items.
+        CheckpointCorrupt: it is no such tree.
         CheckpointMismatch: a class it names is not imported, a device is not here, or pickles are not allowed.
     """
     with reading_errors(where):
         fields = Fields(tree, where)
-        reading = Reading(where, allow_pickle, device)
-        if fields.whole("format") != _FORMAT:
+        if fields.any("format") != _FORMAT:
             raise fields.wrong("format", f"{_FORMAT}, the one that is known here", fields.any("format"))
         columns = [Fields(each, where) for each in fields.items("columns")]
-        leaves = [leaf_of(each, reading) for each in columns]
-        forms: list[tuple[Node, list[int]]] = []
+        leaves = [leaf_of(each) for each in columns]
+        if allow_pickle is not True and any(leaf.kind == "pickled" for leaf in leaves):
+            raise CheckpointMismatch(
+                f"{where}: holds objects that were saved by pickle, which runs code when it is read: pass "
+                "allow_pickle=True at load if you trust the writer of the file"
+            )
+        taken = [iter(_values(leaf, column, device)) for leaf, column in zip(leaves, columns, strict=True)]
+        forms: list[tuple[Node, list[Iterator[Any]]]] = []
         for each in fields.items("forms"):
             chosen: list[int] = []
 
             def leaf(saved: Any, where: str, chosen: list[int] = chosen) -> Leaf | None:
-                if type(saved) is not int:
+                if type(saved) is not int or saved < 0:
                     return None
                 chosen.append(saved)
-                return leaves[saved] if saved >= 0 else None
+                return leaves[saved]
 
             node = node_of(each, leaf, where, is_container)
             check_values(node, where)
-            forms.append((node, chosen))
-        order = _order(fields, len(forms), most, where)
-        uses: Counter[int] = Counter()
-        for (_, chosen), count in zip(forms, np.bincount(order, minlength=len(forms)).tolist(), strict=True):
-            if not count:
-                raise CheckpointCorrupt(f"{where}: a structure that no item has")
-            uses.update({column: count * times for column, times in Counter(chosen).items()})
-        if sorted(uses) != list(range(len(leaves))):
-            raise CheckpointCorrupt(f"{where}: a column that no item has")
-        taken = [iter(take(leaf, columns[n], uses[n], reading)) for n, leaf in enumerate(leaves)]
-        made = [(node, [taken[column] for column in chosen]) for node, chosen in forms]
-        return [build(node, map(next, chosen), device) for node, chosen in map(made.__getitem__, order.tolist())]
+            forms.append((node, [taken[place] for place in chosen]))
+        order = np.asarray(fields.array("order", None, (None,)))
+        if order.dtype.kind != "u" or (order.size and order.max() >= len(forms)):
+            raise fields.wrong("order", f"numbers of {len(forms)} structures", order)
+        made = [build(node, map(next, chosen), device) for node, chosen in map(forms.__getitem__, order.tolist())]
+        if any(True for each in taken for _ in each):
+            raise CheckpointCorrupt(f"{where}: it has values that are in no item")
+        return made
 
 
-def _order(fields: Fields, forms: int, most: int | None, where: str) -> np.ndarray:
-    """The number of the structure of each item."""
-    saved = fields.array("order", None, (None,))
-    if saved.dtype.kind != "u":
-        raise fields.wrong("order", "an array of numbers", saved)
-    if most is not None and saved.shape[0] > most:
-        raise CheckpointCorrupt(f"{where}: {saved.shape[0]} items where there is room for {most}")
-    order = np.asarray(saved).astype(np.int64)
-    if order.size and order.max() >= forms:
-        raise fields.wrong("order", f"numbers of {forms} structures", saved)
-    return order
+def leaf_of(fields: Fields) -> Value:
+    """The leaf that a saved tree describes. CheckpointCorrupt where it describes none."""
+    kind, where = fields.text("kind"), fields.where
+    if kind in ("complex", "bytes", "plain", "pickled"):
+        return Value(kind)
+    if kind not in ("tensor", "array", "scalar"):
+        raise CheckpointCorrupt(f"{where}: {kind[:40]!r} is no kind of value")
+    dtype, dims = fields.text("dtype"), fields.whole("dims", most=0 if kind == "scalar" else _MOST_DIMS)
+    if kind == "tensor":
+        dtype_named(dtype, where)
+    elif dtype not in BY_NAME:
+        raise CheckpointCorrupt(f"{where}: {dtype[:40]!r} is no dtype")
+    device = device_named(fields.any("device"), where) if "device" in fields else None
+    return Value(kind, dtype, dims, None if device is None else str(device))
+
+
+def _values(leaf: Value, column: Fields, device: torch.device | None) -> list[Any]:
+    """The values of a column, in memory of their own. CheckpointCorrupt for others."""
+    if leaf.kind == "plain":
+        text = column.any("json")
+        if not isinstance(text, str):
+            text = np.asarray(column.array("json", np.uint8, (None,))).tobytes().decode("utf-8", "surrogatepass")
+        return list(json.loads(text))
+    if leaf.kind == "tensor":
+        return _tensors(leaf, column, device or device_named(leaf.device, column.where))
+    dtype = BY_NAME[leaf.dtype or ("complex128" if leaf.kind == "complex" else "uint8")]
+    dims = 1 if leaf.kind in ("bytes", "pickled") else leaf.dims
+    parts = _parts(column, dims, dtype.itemsize, dtype == np.bool_)
+    arrays = [part.copy().view(dtype).reshape(shape) for part, shape in parts]
+    if leaf.kind == "array":
+        return arrays
+    if leaf.kind == "scalar":
+        return [each[()] for each in arrays]
+    if leaf.kind == "complex":
+        return list(map(complex, arrays))
+    found = [each.tobytes() for each in arrays]
+    return found if leaf.kind == "bytes" else [_unpickled(each, column.where) for each in found]
+
+
+def _parts(column: Fields, dims: int, size: int, flags: bool) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """The bytes of each value of a column, a view, and its shape; values have `dims` dims and entries of `size` bytes."""
+    shapes = np.asarray(column.array("shapes", np.int64, (None, dims)))
+    raw = np.asarray(column.array("raw", np.uint8, (None,)))
+    fits = not shapes.size or (shapes.min() >= 0 and shapes.max() < 2**40)
+    total = np.prod(shapes.astype(np.float64), 1).sum() if fits and dims else float(len(shapes))
+    if not fits or total * size != raw.size:
+        raise column.wrong("shapes", f"shapes of {raw.size} bytes", shapes)
+    if flags and raw.size and raw.max() > 1:
+        raise column.wrong("raw", "flags of one byte", raw)
+    stops = np.cumsum(np.prod(shapes, 1) * size)
+    return zip(np.split(raw, stops[:-1]) if len(shapes) else [], shapes.tolist(), strict=True)
+
+
+def _tensors(leaf: Value, column: Fields, device: torch.device | None) -> list[Tensor]:
+    dtype, where = dtype_named(leaf.dtype, column.where), column.where
+    found = [
+        torch.from_numpy(part.copy()).view(dtype).reshape(shape)
+        if part.size
+        else torch.empty(shape, dtype=dtype, device="cpu")
+        for part, shape in _parts(column, leaf.dims, dtype.itemsize, dtype == torch.bool)
+    ]
+    if device is None or device.type == "cpu":
+        return found
+    try:
+        return [each.to(device) for each in found]
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise CheckpointMismatch(
+            f"{where}: tensors were saved from the device {device}, which is not here: load into a storage with "
+            "device='cpu'"
+        ) from error
+
+
+def _unpickled(content: bytes, where: str) -> Any:
+    """The object of a pickle, which runs what it says: `load_items` has checked that the caller allows it."""
+    try:
+        return pickle.loads(content)
+    except Exception as error:
+        raise CheckpointMismatch(f"{where}: an object that was saved by pickle cannot be read: {error!r}") from error
 
 
 @contextlib.contextmanager

@@ -8,9 +8,8 @@ of tensordicts as tensordicts, an object that was there twice as two. No `__init
 import collections
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,13 +33,12 @@ _NUMBERS_AND_TEXT = {type(None), bool, int, float, str}
 _TENSORS = (Tensor, MemoryMappedTensor, torch.nn.Parameter, torch.nn.Buffer)
 _STACKS = (LazyStackedTensorDict, NonTensorStack)
 _SEQUENCES, _DICTS = (list, tuple, torch.Size), (dict, collections.OrderedDict)
-_ODD = re.compile(r"(datetime64|timedelta64)(\[[0-9]{0,9}[A-Za-z]{1,2}\])?|[US][1-9][0-9]{0,8}")
 _INTEGER_BITS = 10_000  # Python refuses to read much longer ones from text
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Value(Leaf):
-    """One leaf of a value. `value_of` makes them: equal ones are the same object.
+    """One leaf of a value.
 
     Attributes:
         kind: "tensor", "array" or "scalar" of NumPy, "complex", "bytes", "plain" for what JSON can say, or "pickled".
@@ -54,23 +52,12 @@ class Value(Leaf):
     dims: int = 0
     device: str | None = None
 
-    __eq__, __hash__ = object.__eq__, object.__hash__
-
-    def __reduce__(self) -> Any:
-        return value_of, dataclasses.astuple(self)
-
 
 Node = Branch | Leaf
 Other = Callable[[Any, str], tuple[Value, Any]]  # the leaf for an object of another kind, or a NotKept error
 
-
-def value_of(kind: str, dtype: str = "", dims: int = 0, device: str | None = None) -> Value:
-    """The leaf of that kind."""
-    return _interned(kind, dtype, dims, device)
-
-
-_interned = functools.cache(Value)
-_PLAIN, _BYTES, _COMPLEX = map(value_of, ("plain", "bytes", "complex"))
+_PLAIN, _BYTES, _COMPLEX = map(Value, ("plain", "bytes", "complex"))
+_value = functools.cache(Value)
 
 
 class NotKept(Exception):  # noqa: N818  # becomes `error`, with the path to the value
@@ -78,11 +65,12 @@ class NotKept(Exception):  # noqa: N818  # becomes `error`, with the path to the
 
     def __init__(self, error: type[Exception], message: str) -> None:
         super().__init__(message)
-        self.error, self.message, self.path = error, message, list[str]()
+        self.error, self.message, self.path = error, message, list[Any]()
 
-    def named(self, where: str, skip: int = 0) -> Exception:
-        """The error for the caller, which does not name the outermost `skip` containers."""
-        return self.error(f"{', '.join([where, *self.path[skip:]])}: {self.message}")
+    def named(self, where: str) -> Exception:
+        """The error for the caller."""
+        path = "".join(f"[{key!r:.40}]" for key in self.path)
+        return self.error(f"{where}{', at ' if path else ''}{path}: {self.message}")
 
 
 # ------------------------------------------------------------------ taking apart
@@ -108,8 +96,9 @@ def _node(value: Any, leaves: list[Any], other: Other, around: list[int]) -> Nod
     leaf: Value | None = None
     if kind in _TENSORS:
         value = value if kind is Tensor else value.detach().as_subclass(Tensor)
-        if value.layout is not torch.strided or value.is_nested or value.is_meta or value.is_quantized:
-            leaf, value = other(value, not_dense(value))
+        why = not_dense(value)
+        if why:
+            leaf, value = other(value, why)
         else:
             leaf = _of_tensor(value.dtype, value.ndim, None if value.is_cpu else value.device)
     elif kind in _NUMBERS_AND_TEXT or kind is list or kind is dict:
@@ -121,9 +110,9 @@ def _node(value: Any, leaves: list[Any], other: Other, around: list[int]) -> Nod
     elif kind is np.ndarray or kind is np.memmap or isinstance(value, np.generic):
         array = np.asarray(value)
         array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-        name = array.dtype.str[1:] if array.dtype.kind in "US" else array.dtype.name
-        if numpy_dtype(name) == array.dtype:
-            leaf, value = value_of("array" if isinstance(value, np.ndarray) else "scalar", name, array.ndim), array
+        if BY_NAME.get(array.dtype.name) == array.dtype:
+            name = "array" if isinstance(value, np.ndarray) else "scalar"
+            leaf, value = _value(name, array.dtype.name, array.ndim), array
         else:
             leaf, value = other(value, f" with dtype {array.dtype}")
     if leaf is None:
@@ -145,7 +134,7 @@ def not_dense(value: Tensor) -> str:
 
 @functools.cache
 def _of_tensor(dtype: torch.dtype, dims: int, device: torch.device | None) -> Value:
-    return value_of("tensor", str(dtype).removeprefix("torch."), dims, None if device is None else str(device))
+    return Value("tensor", str(dtype).removeprefix("torch."), dims, None if device is None else str(device))
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -160,47 +149,34 @@ def _is_plain(value: Any, depth: int) -> bool:
     return kind in _NUMBERS_AND_TEXT
 
 
-class _Opened(NamedTuple):
-    """A container: what a `Branch` has, and what it holds in the order of the keys."""
-
-    kind: Any
-    keys: tuple[Any, ...]
-    held: Any
-    batch: tuple[int, ...] = ()
-    names: tuple[str | None, ...] = ()
-    device: torch.device | None = None
-
-
-def _opened(value: Any, kind: type) -> _Opened | str:
-    """What a container holds; for other objects why they are none."""
+def _opened(value: Any, kind: type) -> tuple[Branch, Any] | str:
+    """A container as a branch without children, and what it holds in the order of the keys; why other objects are none."""
     entries = entries_of(value)
     if entries is not None:  # the most common one, in a fifth of the time
-        return _Opened(kind, tuple(entries), entries.values(), value.batch_size, (), value.device)
+        return Branch(kind, tuple(entries), (), value.batch_size, (), value.device), entries.values()
     if kind in _SEQUENCES:
-        return _Opened(kind, tuple(range(len(value))), value)
+        return Branch(kind, tuple(range(len(value))), ()), value
     if kind in _DICTS:
-        return (
-            _Opened(kind, tuple(value), value.values()) if all(map(_is_key, value)) else " with keys that are no texts"
-        )
+        return (Branch(kind, tuple(value), ()), value.values()) if all(map(_is_key, value)) else _NO_KEYS
     if kind in _STACKS:
         if not value.tensordicts or value.hook_out is not None:
             return " where it is empty or inside of vmap"
         names = (getattr(value, "_td_dim_name", None),)
-        return _Opened(kind, tuple(range(len(value.tensordicts))), value.tensordicts, (value.stack_dim,), names)
+        return Branch(kind, tuple(range(len(value.tensordicts))), (), (value.stack_dim,), names), value.tensordicts
     if is_record(kind):
-        return _Opened(kind, tuple(range(len(value))), value, (), field_names(kind))
+        return Branch(kind, tuple(range(len(value))), (), (), fields_of(kind)), value
     if is_tensorclass(kind):
         held, attributes = vars(value)["_tensordict"], vars(value)["_non_tensordict"]
-        if not {*attributes, *held.keys()} <= expected_keys(kind):
+        if not {*attributes, *held.keys()} <= {*fields_of(kind)}:
             return " with entries that are no fields of it"
-        return _Opened(kind, ("", *attributes), (held, *attributes.values()))
+        return Branch(kind, ("", *attributes), ()), (held, *attributes.values())
     if is_tensor_collection(kind):
-        names = tuple(value.names)
-        batch = tuple(value.batch_size)
-        return _Opened(
-            TensorDict, tuple(value.keys()), value.values(), batch, names if any(names) else (), value.device
-        )
+        names = tuple(value.names) if any(value.names) else ()
+        return Branch(TensorDict, tuple(value.keys()), (), tuple(value.batch_size), names, value.device), value.values()
     return ""
+
+
+_NO_KEYS = " with keys that are no texts"
 
 
 def _is_key(key: Any) -> bool:
@@ -212,41 +188,22 @@ def is_written(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
 
 
-def _branch(value: Any, opened: _Opened, leaves: list[Any], other: Other, around: list[int]) -> Node:
+def _branch(value: Any, opened: tuple[Branch, Any], leaves: list[Any], other: Other, around: list[int]) -> Node:
     if id(value) in around:
         raise NotKept(ValueError, f"a {type(value).__name__} that contains itself cannot be saved")
     if len(around) > MOST_DEEP:
         raise NotKept(ValueError, f"what is to be saved is nested more than {MOST_DEEP} deep")
     around.append(id(value))
-    kind, keys, held, batch, names, device = opened
+    branch, held = opened
     children: list[Node] = []
     try:
         for each in held:
             children.append(_node(each, leaves, other, around))  # noqa: PERF401  # so that an error knows how many
     except NotKept as error:
-        error.path.insert(0, _step(opened, keys[len(children)]))
+        error.path.insert(0, branch.keys[len(children)])
         raise
     around.pop()
-    return Branch(kind, keys, tuple(children), batch, names, device)
-
-
-def _step(opened: _Opened, key: Any) -> str:
-    if is_tensorclass(opened.kind):
-        return f"field {key!r}" if key else "entries"
-    if is_record(opened.kind):
-        return f"field {opened.names[key]!r}"
-    return f"element {key}" if opened.kind in (*_SEQUENCES, *_STACKS) else f"key {str(key)[:40]!r}"
-
-
-@functools.lru_cache
-def numpy_dtype(name: str) -> np.dtype | None:
-    """The dtype of a name, if its arrays can be kept: no objects and no records."""
-    if not _ODD.fullmatch(name):
-        return BY_NAME.get(name)
-    try:
-        return np.dtype(name)
-    except (TypeError, ValueError):
-        return None
+    return Branch(branch.kind, branch.keys, tuple(children), branch.batch, branch.names, branch.device)
 
 
 # ------------------------------------------------------------------ classes of the user's
@@ -263,14 +220,9 @@ def is_container(kind: type) -> bool:
     return known or is_record(kind) or is_tensorclass(kind)
 
 
-def field_names(kind: Any) -> tuple[str, ...]:
-    """The fields of a class of named tuples."""
-    return tuple(kind._fields)  # a public name of named tuples
-
-
-def expected_keys(kind: Any) -> set[str]:
-    """The fields of a tensorclass."""
-    return set(kind.__expected_keys__)
+def fields_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a class of named tuples, or those of a tensorclass, sorted."""
+    return tuple(kind._fields) if is_record(kind) else tuple(sorted(kind.__expected_keys__))
 
 
 # ------------------------------------------------------------------ building
@@ -296,7 +248,7 @@ def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None)
         return kind(zip(node.keys, parts, strict=True))
     if kind in _STACKS:
         (dim,), (name,) = node.batch, node.names
-        if dim > parts[0].ndim or any(part.shape != parts[0].shape for part in parts):
+        if not 0 <= dim <= parts[0].ndim or any(part.shape != parts[0].shape for part in parts):
             raise ValueError(f"tensordicts that cannot be stacked along dim {dim}")
         return kind(*parts, stack_dim=dim, stack_dim_name=name)
     if is_record(kind):

@@ -13,14 +13,13 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import check_values, node_of, saved_node
-from interop.checkpoint.leaves import Reading, leaf_of, saved_leaf
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer
-from interop.checkpoint.values import reading_errors
-from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense, value_of
+from interop.checkpoint.values import leaf_of, reading_errors, saved_leaf
+from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense
 from interop.storages.lists import ListStorage
 from interop.storages.zstd import Zstd
 
-_OBJECT = value_of("object")  # any leaf that is no tensor
+_OBJECT = Value("object")  # any leaf that is no tensor
 
 
 class Packed(NamedTuple):
@@ -163,12 +162,12 @@ class CompressedListStorage(ListStorage):
 
     def _restored(self, leaves: list[Any], described: Any, where: str) -> Packed:
         """A loaded item. CheckpointCorrupt where its leaves are not those of its structure."""
-        fields, reading = Fields(described, where), Reading(where)
-        node = node_of(fields.any("layout"), lambda saved, where: _leaf(saved, where, reading), where, is_container)
+        fields = Fields(described, where)
+        node = node_of(fields.any("layout"), _leaf, where, is_container)
         check_values(node, where)
         shapes, stand_ins = list[torch.Size | None](), []
         for leaf, value, saved in zip(leaves_of(node), leaves, fields.items("shapes", len(leaves)), strict=True):
-            shape = None if leaf is _OBJECT else torch.Size(Fields({"shape": saved}, where).wholes("shape"))
+            shape = None if leaf == _OBJECT else torch.Size(Fields({"shape": saved}, where).wholes("shape"))
             stand_ins.append(value)
             shapes.append(shape)
             if shape is not None:
@@ -219,11 +218,15 @@ def _described(packed: Packed) -> dict[str, Any]:
     return {"layout": saved_node(packed.node, leaves), "shapes": shapes}
 
 
-def _leaf(saved: Any, where: str, reading: Reading) -> Value | None:
+def _leaf(saved: Any, where: str) -> Value | None:
     if saved is None:
         return _OBJECT
     fields = Fields(saved, where)
-    return None if "children" in fields else leaf_of(fields, reading, frozenset(("tensor",)))
+    if "children" in fields:
+        return None
+    if fields.text("kind") != "tensor":
+        raise fields.wrong("kind", "'tensor'", fields.any("kind"))
+    return leaf_of(fields)
 
 
 def _copied(value: Any) -> Any:

@@ -179,7 +179,7 @@ class ListStorage(Storage):
                     "the same arguments"
                 )
         if given is None:
-            held = load_items(fields.any("items"), options.allow_pickle, where, self._home(), self.max_size)
+            held = load_items(fields.any("items"), options.allow_pickle, where, self._home())
             return self._applying(self._loaded(held, where), fields)
         if not isinstance(given, list):
             raise CheckpointMismatch(f"{where}: load hooks give a list, got {type(given).__name__}")

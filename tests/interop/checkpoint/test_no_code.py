@@ -102,8 +102,8 @@ def test_state_dicts():
 def test_pickles_are_not_read_unless_asked_for(payload):
     raw = np.frombuffer(payload, np.uint8)
     column = {"shapes": np.array([[len(payload)]]), "raw": raw, "json": raw, "dtype": "uint8", "dims": 1}
-    one = {"format": 2, "order": np.zeros(1, np.uint8), "forms": [0]}
-    for tree in ({**one, "columns": [{"kind": "pickled", **column}]}, {"format": 2, "columns": [{"kind": "pickled"}]}):
+    one = {"format": 3, "order": np.zeros(1, np.uint8), "forms": [0]}
+    for tree in ({**one, "columns": [{"kind": "pickled", **column}]}, {"format": 3, "columns": [{"kind": "pickled"}]}):
         with pytest.raises(CheckpointMismatch, match="allow_pickle=True"):
             decode(tree)
     for kind in ("plain", "complex", "scalar"):

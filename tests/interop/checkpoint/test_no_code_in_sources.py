@@ -8,7 +8,7 @@ import interop
 
 SOURCES = [path for package in (fbuf, interop) for path in sorted(Path(package.__file__).parent.rglob("*.py"))]
 # What reads pickles: those that both ends ask for, and what processes of one family tell each other.
-READERS = {"interop/checkpoint/pickled.py": {"loads"}, "interop/shared/first_write.py": {"loads"}}
+READERS = {"interop/checkpoint/values.py": {"loads"}, "interop/shared/first_write.py": {"loads"}}
 READERS["interop/llm/memmaps.py"] = {"TensorDict.load_memmap"}  # after a look at every file of the folder
 READERS["interop/datasets/preprocessing.py"] = {"loads"}  # in a worker: the function that this process was given
 READERS["interop/remote/actor.py"] = {"loads"}  # the constructors that the client of the same cluster has sent

@@ -42,7 +42,7 @@ def test_a_dump_is_loaded_goes_on_and_is_saved_as_ours(name: str, tmp_path: Any)
     check(again, expected)
     if expected.get("generation") is not None:
         assert buffer._writer.generations_of(torch.arange(8)).tolist() == expected["generation"]
-    if "next" in expected and expected["heap"] is None:
+    if "next" in expected:
         row = torch.tensor([50]) if name == "one_tensor" else buffer[:1]
         assert torch.as_tensor(buffer.extend(row)).tolist() == expected["next"]
 
@@ -107,13 +107,12 @@ def refused(buffer: Any, name: str, match: str) -> None:
         ("plain", lambda: rl.ReplayBuffer(storage=rl.ListStorage(8), batch_size=3), "not into a ListStorage"),
         ("compressed", lambda: rl.ReplayBuffer(storage=rl.CompressedListStorage(8)), "with the items of a list"),
         ("compressed", tensors, "extend a buffer that has a LazyTensorStorage"),
-        ("ensemble", tensors, "dump each buffer of the ensemble by itself"),
-        ("plain", lambda: tensors(sampler=rl.PrioritizedSampler(8, 0.6, 0.4)), "no state, the PrioritizedSampler"),
-        ("plain", lambda: tensors(writer=rl.ImmutableDatasetWriter()), "a cursor, the ImmutableDatasetWriter"),
+        ("ensemble", tensors, "dump each buffer of an ensemble by itself"),
+        ("plain", lambda: tensors(sampler=rl.PrioritizedSampler(8, 0.6, 0.4)), "no priorities.*a PrioritizedSampler cannot"),
         ("plain", lambda: rl.TensorDictReplayBuffer(storage=rl.LazyTensorStorage(8), writer=rl.TensorDictMaxValueWriter()),
-         "a cursor, the TensorDictMaxValueWriter"),
-        ("highest", tensors, "ranks, the RoundRobinWriter"),
-        ("priorities", tensors, "priorities, the RandomSampler"),
+         "not with a TensorDictMaxValueWriter"),
+        ("highest", tensors, "ranks of rows are not read"),
+        ("priorities", tensors, "has priorities.*a RandomSampler cannot"),
         ("priorities_double", lambda: tensors(sampler=rl.PrioritizedSampler(8, 1.1, 1.0, 1e-6)), "float64"),
         ("flat", tensors, "TensorStorageCheckpointer"),
         ("h5", tensors, "H5"),
@@ -132,4 +131,4 @@ def test_ensembles_are_loaded_buffer_by_buffer() -> None:
 
 @pytest.mark.parametrize("name", ["one_tensor", "dtypes", "pytree", "tensorclass", "two_dims"])
 def test_other_items_are_refused_and_nothing_changes(name: str) -> None:
-    refused(loaded("plain"), name, "does not fit|ndim|leading dims|are no rows|differ")
+    refused(loaded("plain"), name, "does not fit|ndim|leading dims|are no rows|are not those")

@@ -37,7 +37,7 @@ def item(n):
         {"text": "t" * n, "n": n * 2**60, "x": np.arange(n, dtype=np.int16), "f": n / 7 if n % 2 else float("nan")},
         f"text {n}",
         Step(obs=torch.full((2,), n), note=str(n), batch_size=[2]),
-        (n, None, b"b" * (n % 5), Pair(n, (n,)), True, np.float32(n), np.array(["é" * (n % 4)])),
+        (n, None, b"b" * (n % 5), Pair(n, (n,)), True, np.float32(n), np.arange(n % 4)),
     ][n % 5]  # fmt: skip
 
 
@@ -60,8 +60,8 @@ VALUES = [
     *(2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**9999 - 1, -(10**30), True, 1, 1.0),
     *("", "\ud800", "\ud83d\ude00", "a\0b", "é" * 5000, b"", bytes(range(256)), complex("nan+infj"), -0j),
     *(None, (), [], {}, ((),), [[]], {"": {}}, {1: 2, "1": 3, -5: ()}, {"a": {2: [None]}}),
-    *(np.float64(2), np.bool_(True), np.str_("é"), np.bytes_(b"ab"), np.datetime64("NaT", "us"), np.int8(-1)),
-    *(np.array("abc"), np.array(3.0), np.zeros((2, 0)), np.array(["2020-01-01"], "M8[D]")),
+    *(np.float64(2), np.bool_(True), np.int8(-1)),
+    *(np.array(3.0), np.zeros((2, 0))),
     *(np.arange(3, dtype=ml_dtypes.bfloat16), ml_dtypes.bfloat16(1.5), np.ones((2, 2), np.complex64)),
     *(torch.Size([2, 3]), torch.Size([]), Pair(1, (2,)), collections.OrderedDict(b=1, a=torch.ones(1))),
     Step(obs=torch.ones(2, 3), note="n", more={"k": [1, None]}, batch_size=[2]),
@@ -113,10 +113,7 @@ def test_tensors_go_where_they_are_wanted():
 def test_items_that_are_alike_are_described_once():
     items = [TensorDict({"a": torch.randn(3), "b": torch.tensor(n), "s": str(n)}, []) for n in range(1000)]
     tree = save_items(items)
-    assert (
-        len(tree["forms"]) == 1 and tree["order"].dtype == np.uint8 and len(tree["columns"]) == 5
-    )  # of a text: `NonTensorData`
-    assert tree["columns"][0]["shapes"].tolist() == [[3]] and tree["columns"][0]["raw"].size == 12_000
+    assert len(tree["forms"]) == 1 and tree["order"].dtype == np.uint8
     assert same(load_items(tree), items)
     odd = save_items([{f"k{n}": torch.full((n,), n), "t": ("x" * 5000,)} for n in range(200)])
     assert len(odd["columns"]) == 2 and len(odd["forms"]) == 200
@@ -153,27 +150,35 @@ def _hidden():
 REFUSED = [
     *(Custom(), object(), {1, 2}, frozenset(), range(3), slice(3), Sub(a=1), lambda: 0, print, Custom, int, sys, ...),
     *(Settings(1.0), torch.float32, {(1, 2): 3}, {None: 1}, {True: 1}, {0.5: 1}, 2**10_000, collections.deque()),
-    *(bytearray(b"a"), np.array([Custom()]), np.zeros(2, [("a", "i4")]), np.longdouble(1), np.ma.array([1])),
+    *(
+        bytearray(b"a"),
+        np.array(["a"]),
+        np.datetime64(1, "s"),
+        np.array([Custom()]),
+        np.zeros(2, [("a", "i4")]),
+        np.longdouble(1),
+        np.ma.array([1]),
+    ),
     *(torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.nn.Linear(1, 1), torch.Generator()),
 ]
 
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
 def test_other_kinds_are_refused_by_name(value):
-    with pytest.raises(TypeError, match=r"^item 3, key 'env', element 1: an object of type .* cannot be saved"):
+    with pytest.raises(TypeError, match=r"^item 3, at \['env'\]\[1\]: an object of type .* cannot be saved"):
         encode({"a": 1, "env": [0, value]}, "item 3")
 
 
 def test_the_message_says_where_and_what_to_do():
     with pytest.raises(
-        TypeError, match=r"item 3, key 'env': an object of type .*Custom cannot be saved; pass allow_pic"
+        TypeError, match=r"item 3, at \['env'\]: an object of type .*Custom cannot be saved; pass allow_pic"
     ):
         encode({"env": Custom()}, "item 3")
-    with pytest.raises(TypeError, match=r"item 7, key 'td', key 's', field 'data': an object of type set"):
+    with pytest.raises(TypeError, match=r"item 7, at \['td'\]\['s'\]\['data'\]: an object of type set"):
         save_items([1] * 7 + [{"td": TensorDict({"s": {1}, "x": torch.ones(2)}, [2])}])
     with pytest.raises(TypeError, match=r"value: .*Hidden cannot be saved, whose class is not found by its name"):
         encode([_hidden()], "value")
-    with pytest.raises(TypeError, match=r"key 'f': .* cannot be pickled"):
+    with pytest.raises(TypeError, match=r"at \['f'\]: .* cannot be pickled"):
         encode({"f": lambda: 0}, "item 0", allow_pickle=True)
 
 
@@ -228,7 +233,7 @@ def test_classes_must_be_imported_and_the_same(monkeypatch):
     assert Step.__module__ not in sys.modules
     monkeypatch.setitem(sys.modules, Step.__module__, module)
     monkeypatch.setattr(module, "Pair", collections.namedtuple("Pair", ["left", "up"]))
-    with pytest.raises(CheckpointMismatch, match=r"were \['left', 'right'\] .* now"):
+    with pytest.raises(CheckpointMismatch, match=r"fields are \['left', 'up'\] now"):
         decode(tree)
 
 
@@ -254,12 +259,12 @@ JUNK = [
     ["kind", "keys", "children", "batch", "device", "names", "dtype", "dims", "json", "raw", "shapes"]
 ), inner, max_size=6)))  # fmt: skip
 def test_junk_is_refused(tree):
-    for whole in (tree, {"format": 2, "order": np.zeros(1, np.uint8), "forms": [0], "columns": [tree]}):
+    for whole in (tree, {"format": 3, "order": np.zeros(1, np.uint8), "forms": [0], "columns": [tree]}):
         with pytest.raises(CheckpointError):
             decode(whole)
     if isinstance(tree, dict) and tree is not JUNK[-1]:
         with pytest.raises(CheckpointError):
-            decode({"format": 2, "order": np.zeros(1, np.uint8), "forms": [tree], "columns": []})
+            decode({"format": 3, "order": np.zeros(1, np.uint8), "forms": [tree], "columns": []})
 
 
 @pytest.mark.parametrize("sizes", [[2**62, 2**62], [-1, 5], [2, 3], [2**40, 0], [0, 2**63 - 1], [4, 0], [1]], ids=str)
@@ -276,10 +281,9 @@ def test_sizes_must_add_up(sizes):
 
 def test_there_may_not_be_more_than_fit():
     tree = save_items(["a"] * 5)
-    assert load_items(tree, most=5) == ["a"] * 5
-    with pytest.raises(CheckpointCorrupt, match="5 items where there is room for 4"):
-        load_items(tree, most=4)
+    with pytest.raises(CheckpointCorrupt, match="one value was expected, found 5"):
+        decode(tree)
     edited = copy.deepcopy(tree)
     edited["columns"].append(edited["columns"][0])
-    with pytest.raises(CheckpointCorrupt, match="no item has"):
+    with pytest.raises(CheckpointCorrupt, match="values that are in no item"):
         load_items(edited)

@@ -104,7 +104,6 @@ TARGETS: dict[str, Callable[[], Any]] = {
     "one_tensor": _plain,
     "epoch": _plain,
     "consuming": _plain,
-    "highest": lambda: _td(writer=rl.TensorDictMaxValueWriter(rank_key=("next", "reward"))),
     "generations": lambda: _td(writer=rl.TensorDictRoundRobinWriter(track_generations=True)),
     "read_only": _read_only,
     "transforms": lambda: _td(transform=Scaling()),
