@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
-from fbuf.checkpoint.dtypes import BY_NAME
+from fbuf.checkpoint.arrays import BY_NAME
 from interop.checkpoint.layouts import check_values, device_named, dtype_named, node_of, refuse_hidden, saved_node
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of
 from interop.data.varied import Leaf

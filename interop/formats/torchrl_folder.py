@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields, manifest
 from fbuf.checkpoint.arrays import as_bytes, row_bytes
-from fbuf.checkpoint.tree import parse_json
+from fbuf.checkpoint.manifest import parse_json
 from interop.checkpoint.layouts import dtype_stored
 from interop.checkpoint.state import LoadOptions
 from interop.checkpoint.tensor_states import SavedRing, loading
