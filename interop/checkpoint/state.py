@@ -371,9 +371,3 @@ def _key(fields: Fields, name: str, value: Any) -> Any:
     if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise fields.wrong(name, "a key: a text, or a list of texts", value)
-
-
-def some_keys(fields: Fields, name: str) -> list[Any] | None:
-    """A saved list of keys, or None."""
-    value = fields.any(name)
-    return None if value is None else [_key(fields, name, each) for each in fields.items(name)]

@@ -11,6 +11,13 @@ def as_path(key: Any) -> tuple[Any, ...]:
     return key if isinstance(key, tuple) else (key,)
 
 
+def checked_key(name: str, key: Any) -> Any:
+    """The key, or None. TypeError, with the name of the argument, for other than a text or a tuple of texts."""
+    if key is None or (as_path(key) and all(isinstance(each, str) for each in as_path(key))):
+        return key
+    raise TypeError(f"{name} must be a name, a tuple of names or None, got {key!r}")
+
+
 def entries_below(given: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The entries of a dict or tensordict by path, and of those in it."""
     for key, value in given.items():

@@ -10,13 +10,13 @@ from interop.host.threads import Lock, renew_in_children
 
 
 class EpochState(NamedTuple):
-    """How far an epoch has come: all that decides its next takes, in memory of its own."""
+    """A copy of what decides the next takes of an epoch."""
 
     length: int = 0  # positions in this epoch; 0 before the first
     position: int = 0  # entries of the order that were taken
     over: bool = False  # the next take begins another epoch
-    ran_out: bool = False  # the last take that was committed ended the epoch
-    order: np.ndarray | None = None  # a permutation of [0, length); None for that of the numbers
+    ran_out: bool = False  # the last committed take ended the epoch
+    order: np.ndarray | None = None  # a permutation of [0, length); None for 0, 1, 2, ...
 
     def left(self) -> np.ndarray:
         """The positions that this epoch still has to return, int64. O(length)."""
@@ -28,45 +28,44 @@ class EpochState(NamedTuple):
 
 class _Cursor(NamedTuple):
     number: int = 0  # of the epoch
-    version: int = 0  # of the order: undone takes do not count
+    version: int = 0  # of the order; an undone take restores it
     position: int = 0
     over: bool = False
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Taken:
-    """One take: its positions, and what it changed."""
+    """The positions of one take, and how to undo it."""
 
     positions: np.ndarray  # int64
     before: _Cursor
     after: _Cursor
     ran_out: bool  # before it
-    moved: tuple[np.ndarray, np.ndarray] | None  # changed entries of the order, and what they were
+    moved: tuple[np.ndarray, np.ndarray] | None  # changed places of the order, and their entries before
 
 
 class Epoch:
-    """Takes positions of [0, length), each once an epoch, in uniformly random order; without `shuffle` one after the other.
+    """Takes positions of [0, length), each once an epoch, in uniformly random order; in ascending order without `shuffle`.
 
-    Where fewer are left than asked for, these come and the epoch is over; with `drop_last` they are left out. A take for
-    another length begins an epoch, too. A take counts at once, or, if it is reserved, when it is committed; released
-    positions remain to be taken. States, copies and forked children have none of what is reserved here. Thread-safe.
+    The last take of an epoch is shorter where fewer positions are left; with `drop_last` these are left out. A take for
+    another length begins an epoch, too. A reserved take counts when it is committed; if it is released, its positions remain
+    to be taken. States, copies and forked children do not contain the reserved takes. Thread-safe.
 
-    A take costs O(count) at any length, and once O(1) for each position that is new. Four bytes a position.
+    A take costs O(count) at any length, and once O(1) for each new position. Four bytes a position.
     """
 
     def __init__(self, shuffle: bool = True, drop_last: bool = False) -> None:
         for name, value in (("drop_last", drop_last), ("shuffle", shuffle)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
-        self.shuffle = shuffle
-        self.drop_last = drop_last
+        self.shuffle, self.drop_last = shuffle, drop_last
         self.lock = Lock()
         self._reserved: list[Taken] = []
         self._last: Taken | None = None
         self._number = 0  # epochs begun
         self._order: np.ndarray | None = None
         self._length, self._at = 0, _Cursor()
-        self.ran_out = False  # whether the last take that was committed ended an epoch
+        self.ran_out = False  # whether the last committed take ended an epoch
         renew_in_children(self)
 
     @property
@@ -82,16 +81,8 @@ class Epoch:
 
     @property
     def over(self) -> bool:
-        """Whether this epoch has come to its end, and the next take begins another."""
+        """Whether the next take begins another epoch."""
         return self._at.over
-
-    def check(self, count: int, length: int) -> None:
-        """The ValueError of a take that would be refused."""
-        if self.drop_last and count > length:
-            raise ValueError(
-                f"with drop_last=True a batch of {count} cannot be drawn from {length}: use a smaller batch_size, or "
-                "drop_last=False"
-            )
 
     # ------------------------------------------------------------------ takes
 
@@ -101,42 +92,47 @@ class Epoch:
         ValueError for more than the length with `drop_last`; then nothing has changed.
         """
         with self.lock:
-            self.check(count, length)
+            if self.drop_last and count > length:
+                raise ValueError(
+                    f"with drop_last=True a batch of {count} cannot be drawn from {length}: use a smaller batch_size, or "
+                    "drop_last=False"
+                )
             if length != self._length:
                 self._resize(length)
             before = self._at
             if before.over or (self.drop_last and length - before.position < count):
                 self._begin()
             at, stop = self._at, min(self._at.position + count, length)
-            positions, moved = self._next(at.position, stop, key)
+            moved = None
+            if self.shuffle and at.position < stop:
+                assert key is not None
+                positions, moved = self._shuffled(at.position, stop, key)
+            elif self._order is None:
+                positions = np.arange(at.position, stop)
+            else:
+                positions = self._order[at.position : stop].astype(np.int64)
             over = length - stop < (count if self.drop_last and count else 1)
             self._at = _Cursor(at.number, at.version + 1, stop, over)
             self._last = Taken(positions, before, self._at, self.ran_out, moved)
             self.ran_out = over and not self._reserved
             return positions
 
-    def _next(
-        self, start: int, stop: int, key: np.ndarray | None
-    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
-        """Random entries of the order from `start` on, which are at [start, stop) then; and what was moved."""
+    def _shuffled(self, start: int, stop: int, key: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """Exchange the entries of the order at [start, stop) with random ones from `start` on; these, and the undo."""
         order = self._order
-        if not self.shuffle or start == stop:
-            return (np.arange(start, stop) if order is None else order[start:stop].astype(np.int64)), None
-        assert key is not None
         assert order is not None
         chosen = randomness.generator_of(key).choice(self._length - start, stop - start, replace=False)
         chosen += start
-        block, named = order[start:stop], order[chosen]
-        holes = chosen
+        block, drawn, holes = order[start:stop], order[chosen], chosen
         if chosen.min() < stop:
             holes = chosen[chosen >= stop]
             stays = np.ones(block.size, bool)
             stays[chosen[chosen < stop] - start] = False
             block = block[stays]
         places = np.concatenate((holes, np.arange(start, stop)))
-        were = order[places]
-        order[places] = np.concatenate((block, named))  # one step: the order is a permutation after an interrupt, too
-        return named.astype(np.int64), (places, were)
+        before = order[places]
+        order[places] = np.concatenate((block, drawn))  # one step: the order is a permutation after an interrupt, too
+        return drawn.astype(np.int64), (places, before)
 
     def _resize(self, length: int) -> None:
         self._begin()
@@ -160,7 +156,7 @@ class Epoch:
         self._at = _Cursor(self._number, self._at.version + 1)
 
     def restart(self) -> None:
-        """Begin an epoch: what was taken, or is reserved, does not count any more. O(1)."""
+        """Begin an epoch and drop all reserved takes. O(1)."""
         with self.lock:
             self._begin()
             self._reserved.clear()
@@ -169,7 +165,7 @@ class Epoch:
     # ------------------------------------------------------------------ reservations
 
     def reserve(self) -> Taken:
-        """Have the last take count when it is committed. Under the lock that was held for the take."""
+        """Reserve the last take; the lock was held since."""
         taken = self._last
         assert taken is not None
         self._reserved.append(taken)
@@ -177,43 +173,61 @@ class Epoch:
         return taken
 
     def is_reserved(self, taken: Taken) -> bool:
-        """Whether a take can still be committed: not after `restart`, or where another state was put in."""
+        """Whether a take can still be committed: not after `restart` or `with_state`."""
         return taken in self._reserved
 
     def commit(self, taken: Taken) -> None:
-        """Have a reserved take count."""
+        """Count a reserved take."""
         with self.lock:
             if taken in self._reserved:
                 self._reserved.remove(taken)
                 self.ran_out = self.over and not self._reserved
 
     def release(self, taken: Taken) -> None:
-        """Have reserved positions remain to be taken. Where nothing was taken since, all is as if they had not been.
-
-        Otherwise O(length), and they may come in another order.
-        """
+        """Undo a reserved take. The order is as before where nothing was taken since; otherwise it may differ, O(length)."""
         with self.lock:
             if taken in self._reserved:
                 self._reserved.remove(taken)
-                self._order, self._at = _undone(self._order, self._at, taken, self._length, self.shuffle)
+                self._order, self._at = self._undone(self._order, self._at, taken)
 
-    def renew(self) -> None:  # in a forked child
-        for taken in self._reserved[::-1]:  # the parent commits them; no other thread is here, and the lock may be held
-            self._order, self._at = _undone(self._order, self._at, taken, self._length, self.shuffle)
+    def renew(self) -> None:
+        """In a forked child: undo the reserved takes, which the parent commits. No other thread is here, nor the lock."""
+        self._order, self._at = self._unreserved(self._order)
         self._reserved.clear()
+
+    def _unreserved(self, order: np.ndarray | None) -> tuple[np.ndarray | None, _Cursor]:
+        """The order, changed in place, and the cursor without all reserved takes."""
+        at = self._at
+        for taken in self._reserved[::-1]:
+            order, at = self._undone(order, at, taken)
+        return order, at
+
+    def _undone(self, order: np.ndarray | None, at: _Cursor, taken: Taken) -> tuple[np.ndarray | None, _Cursor]:
+        """The order, changed in place, and the cursor without a take."""
+        if taken.after.number != at.number:  # of an earlier epoch
+            return order, at
+        if taken.after.version == at.version:
+            if taken.moved is not None and order is not None:
+                order[taken.moved[0]] = taken.moved[1]
+            return order, taken.before
+        order = np.arange(self._length, dtype=_dtype_for(self._length)) if order is None else order
+        used = order[: at.position]
+        returned, position = np.isin(used, taken.positions), at.position - taken.positions.size
+        order[: at.position] = np.concatenate((used[~returned], used[returned]))
+        if not self.shuffle:
+            order[position : self._length].sort()
+        return order, at._replace(version=at.version + 1, position=position, over=False)
 
     # ------------------------------------------------------------------ state
 
     def state(self) -> EpochState:
-        """A copy of the state in which all that is reserved remains to be taken. O(length)."""
+        """A copy of the state without the reserved takes. O(length)."""
         with self.lock:
-            order, at = None if self._order is None else self._order[: self._length].copy(), self._at
-            for taken in self._reserved[::-1]:
-                order, at = _undone(order, at, taken, self._length, self.shuffle)
+            order, at = self._unreserved(None if self._order is None else self._order[: self._length].copy())
             return EpochState(self._length, at.position, at.over, self.ran_out, order)
 
     def with_state(self, state: EpochState) -> None:
-        """Go on from a state; its order is taken over."""
+        """Continue from a state; its order is not copied."""
         with self.lock:
             self._reserved.clear()
             self._last = None
@@ -230,25 +244,6 @@ class Epoch:
         shuffle, drop_last, held = state
         self.__init__(shuffle, drop_last)  # type: ignore[misc]  # with locks of its own
         self.with_state(held)
-
-
-def _undone(
-    order: np.ndarray | None, at: _Cursor, taken: Taken, length: int, shuffle: bool
-) -> tuple[np.ndarray | None, _Cursor]:
-    """The order, which may be changed in place, and the cursor after a take was undone."""
-    if taken.after.number != at.number:  # of another epoch: nothing of it can be returned
-        return order, at
-    if taken.after.version == at.version:
-        if taken.moved is not None and order is not None:
-            order[taken.moved[0]] = taken.moved[1]
-        return order, taken.before
-    order = np.arange(length, dtype=_dtype_for(length)) if order is None else order
-    used = order[: at.position]
-    returned, position = np.isin(used, taken.positions), at.position - taken.positions.size
-    order[: at.position] = np.concatenate((used[~returned], used[returned]))
-    if not shuffle:
-        order[position:length].sort()
-    return order, at._replace(version=at.version + 1, position=position, over=False)
 
 
 def _dtype_for(length: int) -> Any:

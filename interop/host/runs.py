@@ -47,11 +47,12 @@ class Runs:
                 found.append(leaf.view(torch.bfloat16) if halves else leaf)
         return found
 
-    def one(self, place: int, begins: np.ndarray, length: int) -> np.ndarray | None:
-        """The same of one leaf as an array; None where its rows do not lie one behind the other."""
+    def one(self, place: int, begins: np.ndarray, length: int, slots: np.ndarray) -> np.ndarray:
+        """The same copies of one leaf as an array."""
         window = self._of(len(begins), length)[place]
         if window is None:
-            return None
+            found: np.ndarray = self._items[place].take(slots, 0, None, "clip")
+            return found
         memory, shape, dtype, _ = window
         return np.ndarray(shape, dtype, memory[begins])
 

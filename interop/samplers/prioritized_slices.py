@@ -15,7 +15,7 @@ from interop.host.priorities import Priorities
 from interop.host.trajectories import Trajectories
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.shares import Share
-from interop.samplers.slice_info import Slices, slices_at
+from interop.samplers.slice_info import Slices
 from interop.samplers.slices import SliceSampler
 from interop.storages import Storage
 
@@ -24,8 +24,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """Draws slices of trajectories whose first items come in proportion to their priority, as in `PrioritizedSampler`.
 
     Items too close to the end of their trajectory to begin a slice are not drawn, whatever their priority. Each item of a
-    slice has the "priority_weight" of its first one. `update_priority` is about single items. Draws cost O(slices * log
-    capacity + batch).
+    slice has the "priority_weight" of its first one. `update_priority` sets priorities of single items. Draws cost
+    O(slices * log capacity + batch).
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: as for `PrioritizedSampler`.
@@ -98,7 +98,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._allow_all()
 
     def _allow_all(self) -> None:
-        self._starts: tuple[Trajectories, int, int, int] | None = None  # what `_items` was found for, and until when
+        self._known: tuple[Trajectories, int, int, int] | None = None  # index, need, length and time of `_items`
         self._items: np.ndarray = np.zeros(0, np.int32)  # by slot: items of a slice from there, 0 where none begins
 
     def _forget(self) -> None:
@@ -106,7 +106,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._of: weakref.ref[Storage] | None = None  # the storage whose items have the priorities
         self._allow_all()
 
-    def _drawn(self, storage: Storage, count: int, length: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
+    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
         self._bind(storage)
         index = self.trajectories(storage)
         self._candidates(index, length)
@@ -114,11 +114,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self._allow(storage, index, length)
             drawn, weights, _ = self.draw_by_priority(storage, count, key)
         starts = drawn.cpu().numpy()
-        times, lengths = index.times_of(starts // index.lanes), self._items[starts]
-        slices = slices_at(index, times, starts % index.lanes, length, lengths)
+        times = index.times_of(starts // index.lanes)
+        slices = Slices.at(index, times, starts % index.lanes, length, self._items[starts], False)
         counts = slices.row_counts()
         repeats: Any = length if counts is None else torch.from_numpy(counts).to(weights.device)
-        return slices, {"priority_weight": weights.repeat_interleave(repeats)}
+        return slices._replace(weights=weights.repeat_interleave(repeats))
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The sum and the smallest of (priority + eps) ** alpha over the items that can begin a slice."""
@@ -135,7 +135,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return [*priorities, *SliceSampler.memory_shares(self, storage, capacity)]
 
     def _bind(self, storage: Storage) -> None:
-        """RuntimeError for another storage than that whose items have the priorities."""
+        """RuntimeError for another storage than the one whose items have the priorities."""
         if self._of is None:
             self._of = weakref.ref(storage)
         if self._of() is not storage:
@@ -145,37 +145,38 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             )
 
     def _allow(self, storage: Storage, index: Trajectories, length: int) -> None:
-        """Have exactly those items drawn that can begin a slice. O(rows written since the last draw + length)."""
-        right, known = self.span[1], self._starts
+        """Exclude the items that cannot begin a slice. O(rows written since the last draw + length)."""
+        right, since = self.span[1], index.oldest
         need = min(2, length) if right is True else length - int(right)
-        same = known is not None and known[0] is index and known[1:3] == (need, length)
-        since = known[3] if same and known is not None else index.oldest
-        if same and since == index.now:
-            return
+        if self._known is not None and self._known[0] is index and self._known[1:3] == (need, length):
+            since = self._known[3]
+            if since == index.now:
+                return
         if len(storage) > len(self._items):
             size = max(len(storage), min(2 * len(self._items), storage.max_size))
             self._items = np.append(self._items, np.ones(size - len(self._items), np.int32))
         slots, items = items_from(index, need, length, self.strict_length, since)
         changed = slots[(self._items[slots] > 0) != (items > 0)]
         self._items[slots] = items
-        self._starts = index, need, length, index.now
+        self._known = index, need, length, index.now
         if changed.size:
             self.exclude(changed, self._items[changed] > 0, storage)
 
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key not in ("_of", "_starts", "_items")}
+        return {key: value for key, value in super().__getstate__().items() if key not in ("_of", "_known", "_items")}
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"
 
 
 def items_from(index: Trajectories, need: int, length: int, strict: bool, since: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slots for which this may have changed since time `since`: how many items a slice from there has, 0 for none.
+    """The number of items of a slice from each slot, 0 where none begins; of the slots where it may have changed.
 
-    A slice begins where `need` stored items are left of a trajectory, which, if strict, has `length`; otherwise also with
-    the first stored item of a trajectory. O((rows since + length) * lanes + trajectories).
+    A slice begins where `need` stored items of a trajectory are left, which has `length` items if strict; otherwise also
+    with the first stored item of a trajectory. `since` is the time of the last call. O((rows since + length) * lanes +
+    trajectories).
     """
     found = index.stored()
     first, stop = np.maximum(found[:, 1], index.oldest), found[:, 2] + 1

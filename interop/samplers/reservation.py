@@ -13,41 +13,40 @@ from interop.host.epochs import Epoch, Taken
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Reservation:
-    """What was drawn when a batch was requested: positions of an epoch, or the index of a user's sampler."""
+    """The draw of a requested batch: positions of an epoch, or the index of a user's sampler."""
 
-    slots: Any  # flat; the whole index where it is a user's
+    slots: Any  # flat; the whole index for a user's sampler
     described: Any  # the info
-    epoch: Epoch | None = None  # None for a user's sampler, which cannot take its draw back
-    taken: Taken | None = None
+    take: tuple[Epoch, Taken] | None = None  # None for a user's sampler, which cannot take its draw back
 
     @property
     def info(self) -> Any:
-        """The info, in a dict or tensordict of the caller's own."""
+        """The info, in a dict or tensordict that the caller may change."""
         return self.described.copy()
 
     @property
     def is_own(self) -> bool:
         """Whether it is of a user's sampler."""
-        return self.epoch is None
+        return self.take is None
 
     @property
     def is_current(self) -> bool:
         """Whether it can still be committed: not after the epoch was begun anew, or loaded."""
-        return self.epoch is None or self.taken is None or self.epoch.is_reserved(self.taken)
+        return self.take is None or self.take[0].is_reserved(self.take[1])
 
     def commit(self) -> None:
-        """Have it count: the batch is returned."""
-        if self.epoch is not None and self.taken is not None:
-            self.epoch.commit(self.taken)
+        """Count it: the batch is returned."""
+        if self.take is not None:
+            self.take[0].commit(self.take[1])
 
     def release(self) -> None:
-        """Have its items remain to be drawn."""
-        if self.epoch is not None and self.taken is not None:
-            self.epoch.release(self.taken)
+        """Undo it: its items remain to be drawn."""
+        if self.take is not None:
+            self.take[0].release(self.take[1])
 
     @classmethod
     def own(cls, index: Any, info: Any) -> "Reservation":
-        """That of a user's sampler, copied: the sampler may change what it returned for its next draw."""
+        """A copy of the draw of a user's sampler, which may change its results in the next draw."""
         return cls(each_leaf(index, _copied), each_leaf(info, _copied))
 
 

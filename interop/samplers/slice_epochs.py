@@ -19,15 +19,15 @@ from interop.storages import Storage
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     """Draws slices like `SliceSampler`, one of each trajectory an epoch, in random order. A write begins an epoch.
 
-    Where fewer trajectories are left than a batch has slices, the batch has these. With `strict_length` an epoch is over the
+    A batch is shorter where fewer trajectories are left than it has slices. With `strict_length` an epoch is over the
     trajectories that are long enough, RuntimeError where there are none. Another slice length begins an epoch where the
     number of these changes.
 
     Args:
         num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, truncated_key, strict_length, compile,
             use_gpu: as for `SliceSampler`; ends and trajectories need nothing else.
-        drop_last: leave out what is left at the end of an epoch where it is less than a batch has slices.
-        shuffle: without, trajectories come in the order of the storage.
+        drop_last: leave out the last trajectories of an epoch where they are fewer than a batch has slices.
+        shuffle: False draws trajectories in the order of the storage.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _forget(self) -> None:
         super()._forget()
-        self._version: int | None = None  # of the trajectories that the epoch is over; None where none were read yet
+        self._version: int | None = None  # of the trajectories of this epoch; None before the first draw
         self._order: np.ndarray | None = None
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        if self._version is None:  # a write between a load and the next draw, which nothing else would show
+        if self._version is None:  # a write between a load and the next draw, which no version shows
             self._epoch.restart()
 
     def trajectories(self, storage: Storage) -> Trajectories:
@@ -93,29 +93,25 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         with self._epoch.lock:
             self.trajectories(storage)
 
-    def _drawn(self, storage: Storage, count: int, length: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
+    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
         index = self.trajectories(storage)
         found = self._candidates(index, length)
         positions = self._take(count, len(found), key)
-        if not self.shuffle:
-            positions = self._in_order(index, found)[positions]
+        if not self.shuffle:  # lane by lane, by the oldest stored row
+            if self._order is None or self._order.size != len(found):
+                self._order = np.lexsort((index.rows_at(np.maximum(found[:, 1], index.oldest)), found[:, 0]))
+            positions = self._order[positions]
         shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)
-        return self._within(index, found.take(positions, 0), shares, length), {}
-
-    def _in_order(self, index: Trajectories, found: np.ndarray) -> np.ndarray:
-        """The trajectories in the order of the storage: lane by lane, by their oldest stored row."""
-        if self._order is None or self._order.size != len(found):
-            self._order = np.lexsort((index.rows_at(np.maximum(found[:, 1], index.oldest)), found[:, 0]))
-        return self._order
+        return self._within(index, found.take(positions, 0), shares, length)
 
     # ------------------------------------------------------------------ checkpoints
 
     def _epoch_state(self) -> EpochState:
-        """That of a new epoch where trajectories have changed since the last draw."""
-        known = self._version
+        """The state of a new epoch where trajectories have changed since the last draw."""
+        state, known = super()._epoch_state(), self._version
         if known is None or (self._source.refresh() and self._source.version == known):
-            return super()._epoch_state()
-        return super()._epoch_state()._replace(position=0, over=False)
+            return state
+        return state._replace(position=0, over=False)
 
     def __getstate__(self) -> dict[str, Any]:
         epoch = Epoch(self.shuffle, self.drop_last)

@@ -1,5 +1,6 @@
-"""Sampled slices, and the flags that say where they end and begin and which of their items are padding."""
+"""Sampled slices, and their info: flags of where they end and begin, and the mask of padding."""
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.data.layout import Layout
 from interop.host.runs import Runs
 from interop.host.trajectories import Trajectories
 from interop.storages import Storage, TensorStorage, columns
@@ -23,9 +23,10 @@ class Slices(NamedTuple):
     Attributes:
         slots: int64 [n].
         length: slots of each slice, padding included, unless `lengths` says otherwise.
-        begins: the rows where slices begin that are rows consecutive in memory; None where some are not.
+        begins: the first row of each slice; None where the rows of some are not consecutive in memory.
         lengths: items of each slice, where they differ.
-        mask: bool [n], which slots are no padding, where there is padding.
+        mask: bool [n], False for padding; None without padding.
+        weights: the importance weight of each slot, for starts that are drawn by priority.
     """
 
     slots: np.ndarray
@@ -33,128 +34,101 @@ class Slices(NamedTuple):
     begins: np.ndarray | None = None
     lengths: np.ndarray | None = None
     mask: np.ndarray | None = None
+    weights: Tensor | None = None
+
+    @classmethod
+    def at(
+        cls, index: Trajectories, start: np.ndarray, lane: np.ndarray, length: int, lengths: np.ndarray, pad: bool
+    ) -> "Slices":
+        """Slices of `lengths`, at most `length`, from these times on in lanes; with `pad` the last item is repeated."""
+        if (lengths == length).all():
+            slots, begins = index.windows(start, lane, length)
+            return cls(slots.reshape(-1), length, begins)
+        steps = np.minimum(np.arange(length), lengths[:, None] - 1)
+        slots, mask = index.slots_at(start[:, None] + steps, lane[:, None]), np.arange(length) < lengths[:, None]
+        if not pad:
+            return cls(slots[mask], length, None, lengths)
+        return cls(slots.reshape(-1), length, None, lengths, mask.reshape(-1))
 
     def row_counts(self) -> np.ndarray | None:
         """Slots of each slice, padding included; None where all have `length`."""
         return self.lengths if self.mask is None else None
 
     def first(self) -> np.ndarray:
-        """The place of the first slot of each."""
-        if (counts := self.row_counts()) is None:
-            return np.arange(0, self.slots.size, self.length)
-        return counts.cumsum() - counts
+        """The place of the first slot of each slice."""
+        counts = self.row_counts()
+        return np.arange(0, self.slots.size, self.length) if counts is None else counts.cumsum() - counts
 
     def last(self) -> np.ndarray:
-        """bool [n, 1], whether a slot is the last one of a slice that is no padding."""
-        found = np.zeros((self.slots.size, 1), np.bool_)
+        """bool [n, 1]: the last slot of each slice that is no padding."""
         if self.lengths is None:
-            found[self.length - 1 :: self.length] = True
-        else:
-            found[self.first() + self.lengths - 1] = True
+            return _ends(self.slots.size, self.length).copy()
+        found = np.zeros((self.slots.size, 1), np.bool_)
+        found[self.first() + self.lengths - 1] = True
         return found
 
 
-def slices_at(
-    index: Trajectories,
-    start: np.ndarray,
-    lane: np.ndarray,
-    length: int,
-    lengths: np.ndarray | None = None,
-    pad: bool = False,
-) -> Slices:
-    """Slices from these times on in lanes, of `length` items or of `lengths`; with `pad` the last item is repeated."""
-    if lengths is None or (lengths == length).all():
-        slots, begins = index.windows(start, lane, length)
-        return Slices(slots.reshape(-1), length, begins)
-    steps = np.minimum(np.arange(length), lengths[:, None] - 1)
-    slots, mask = index.slots_at(start[:, None] + steps, lane[:, None]), np.arange(length) < lengths[:, None]
-    if not pad:
-        return Slices(slots[mask], length, None, lengths)
-    return Slices(slots.reshape(-1), length, None, lengths, mask.reshape(-1))
+@functools.lru_cache(16)
+def _ends(size: int, length: int) -> np.ndarray:
+    found = np.zeros((size, 1), np.bool_)
+    found[length - 1 :: length] = True
+    return found
 
 
 class SliceInfo:
-    """Builds the truncated, done and terminated flags of sampled slices, the mask of padding and `is_init`."""
+    """Builds the info of slices: flags "truncated", "done" and "terminated", the mask, `is_init` and weights."""
 
     def __init__(self, truncated_key: Any) -> None:
-        parent, flags = as_path(truncated_key)[:-1], ("done", "terminated")
-        self._truncated_key = truncated_key
-        self._keys: list[Any] = [] if truncated_key is None else [(*parent, name) if parent else name for name in flags]
-        self._paths = [as_path(key) for key in (*self._keys, _INIT)]
-        self._places: tuple[Layout | None, list[int | None]] = None, []  # of these leaves in a layout
-        self._ends: tuple[Any, np.ndarray] = None, np.zeros(0, np.bool_)
+        self._truncated = truncated_key
+        parent = as_path(truncated_key)[:-1]
+        self._done, self._terminated = ((*parent, name) if parent else name for name in ("done", "terminated"))
+        ends = [] if truncated_key is None else [self._done, self._terminated]
+        self._paths = [as_path(key) for key in (*ends, _INIT)]
 
     def of(self, storage: Storage, slices: Slices, runs: Runs | None = None) -> dict[Any, Any]:
         """Flags by key, bool [n, 1]; [n, ...] where items have several. `runs` reads the rows of the storage. O(slots)."""
         info: dict[Any, Any] = {}
-        found = None if runs is None or slices.begins is None else self._in_runs(storage, runs, slices)
-        if found is None:
-            found = self._at_slots(storage, slices.slots)
-        if self._truncated_key is not None:
-            ends, (done, terminated) = self._last(slices), found[:2]
-            info[self._truncated_key] = torch.from_numpy(ends.copy())
-            info[self._keys[0]] = torch.from_numpy(ends.copy()) if done is None else _tensor(_with(done, ends))
-            info[self._keys[1]] = _tensor(np.zeros(ends.shape, np.bool_) if terminated is None else terminated)
+        found = self._stored(storage, slices, runs)
+        if self._truncated is not None:
+            last, done, terminated = slices.last(), found[0], found[1]
+            if done is None:
+                done = last.copy()
+            else:
+                done |= last if done.ndim == 2 else last.reshape(-1, *(1 for _ in done.shape[1:]))
+            info[self._truncated] = torch.from_numpy(last)
+            info[self._done] = torch.from_numpy(done)
+            info[self._terminated] = torch.from_numpy(
+                np.zeros(last.shape, np.bool_) if terminated is None else terminated
+            )
         if slices.mask is not None:
             info[_MASK] = torch.from_numpy(slices.mask)
         if (begun := found[-1]) is not None:
             begun[slices.first()] = True
-            info[_INIT] = _tensor(begun)
+            info[_INIT] = torch.from_numpy(begun)
+        if slices.weights is not None:
+            info["priority_weight"] = slices.weights
         return info
 
-    def _last(self, slices: Slices) -> np.ndarray:
-        """`slices.last()`, kept for slices of one length; not to be written to."""
-        if slices.lengths is not None:
-            return slices.last()
-        size = slices.slots.size, slices.length
-        if self._ends[0] != size:
-            self._ends = size, slices.last()
-        return self._ends[1]
-
-    def _in_runs(self, storage: Storage, runs: Runs, slices: Slices) -> "list[Flags | None] | None":
-        """The same as `_at_slots`, in half the time; None where flags are not stored as bool [rows, 1]."""
-        assert isinstance(storage, TensorStorage) and storage.layout is not None and slices.begins is not None
-        layout, places = self._places
-        if layout is not storage.layout:
-            layout = storage.layout
-            places = [layout.places.get(path) for path in self._paths]
-            self._places = layout, places
-        found = list[Flags | None]()
-        for place in places:
-            flags = None if place is None else runs.one(place, slices.begins, slices.length)
-            if place is not None and (
-                flags is None or flags.dtype != np.bool_ or flags.ndim != 2 or flags.shape[1] != 1
-            ):
-                return None
-            found.append(flags)
+    def _stored(self, storage: Storage, slices: Slices, runs: Runs | None) -> list[np.ndarray | None]:
+        """Copies of the stored flags of the slots, bool [n, ...], [n, 1] for ends; None for flags that are not stored."""
+        slots, found = slices.slots, list[Any]()
+        if runs is not None and slices.begins is not None:  # half the time of a gather
+            assert isinstance(storage, TensorStorage) and storage.layout is not None
+            places = storage.layout.places
+            for path in self._paths:
+                place = places.get(path)
+                found.append(None if place is None else runs.one(place, slices.begins, slices.length, slots))
+        elif (arrays := storage.host_columns(self._paths)) is not None:
+            found += [
+                None if each is None else each.take(slots, 0, mode="clip") for each in arrays
+            ]  # others copy twice
+        else:
+            for path in self._paths:
+                stored = columns.has(storage, path)
+                found.append(columns.read(storage, path, slots).to(torch.bool).cpu().numpy() if stored else None)
+        for at, flags in enumerate(found):
+            if flags is not None and (flags.ndim != 2 or flags.dtype != np.bool_):
+                flags = flags.astype(np.bool_)
+                is_single = self._paths[at] != (_INIT,) and math.prod(flags.shape) == len(slots)
+                found[at] = flags.reshape(-1, 1) if is_single else flags
         return found
-
-    def _at_slots(self, storage: Storage, slots: np.ndarray) -> "list[Flags | None]":
-        """Copies of the entries of flags at flat slots, bool [n, ...], [n, 1] for ends; None for one that is not stored."""
-        arrays, found = storage.host_columns(self._paths), list[Flags | None]()
-        for at, path in enumerate(self._paths):
-            held = None if arrays is None else arrays[at]
-            flags: Any = None
-            if held is not None:
-                flags = held.take(slots, 0, mode="clip")  # other modes copy twice
-                flags = flags if flags.dtype == np.bool_ else flags.astype(np.bool_)
-            elif arrays is None and columns.has(storage, path):
-                flags = columns.read(storage, path, slots).to(torch.bool)
-            if flags is not None and flags.ndim != 2 and path != (_INIT,) and math.prod(flags.shape) == len(slots):
-                flags = flags.reshape(-1, 1)
-            found.append(flags)
-        return found
-
-
-Flags = np.ndarray | Tensor  # in NumPy where it can be: on few flags torch takes longer
-
-
-def _with(flags: Flags, ends: np.ndarray) -> Flags:
-    """Flags, True in the last item of each slice too."""
-    more: Any = ends if flags.ndim == 2 else ends.reshape(-1, *(1 for _ in flags.shape[1:]))
-    flags |= more if isinstance(flags, np.ndarray) else torch.from_numpy(more).to(flags.device)
-    return flags
-
-
-def _tensor(flags: Flags) -> Tensor:
-    return torch.from_numpy(flags) if isinstance(flags, np.ndarray) else flags

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fbuf.checkpoint import Fields
 from fbuf.memory_plan import Share as MemoryShare
-from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of, some_keys
+from interop.checkpoint.state import Entries, LoadOptions
 from interop.data import randomness
+from interop.data.keys import checked_key
 from interop.data.numbers import whole
 from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
@@ -19,7 +19,7 @@ from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler, unravel
 from interop.samplers.sampler import host_share
 from interop.samplers.shares import Share
-from interop.samplers.slice_info import SliceInfo, Slices, slices_at
+from interop.samplers.slice_info import SliceInfo, Slices
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.storages.batches import read_batch
@@ -29,31 +29,31 @@ from interop.writers import Writer
 class SliceSampler(DrawingSampler):
     """Draws slices of trajectories: each trajectory that is long enough equally often, and each start in it.
 
-    A batch is the slices one after the other, [num_slices * slice_len]. None crosses the end of a trajectory or the place
-    where a full storage is written next, nor an edge of rows that `storage.set` has written elsewhere in this process; one
-    may go from the last row on to the first. Draws cost O(batch), whatever is stored: what was written since the last one
-    is looked at, once. Needs a storage that is read as a tensordict, and a writer that keeps the order of items.
+    A batch has the slices one after the other, [num_slices * slice_len]. No slice crosses the end of a trajectory, the
+    cursor of a full storage, or an edge of rows that `storage.set` has written elsewhere in this process; a slice may go on
+    from the last row to the first. A draw costs O(batch), whatever is stored; the first one after a write also looks at the
+    rows that were written. Needs a storage that is read as a tensordict, and a writer that keeps the order of items.
 
     Args:
         num_slices, slice_len: one of them; the other follows from the batch size, which must be a multiple.
         end_key: bool entry that is True in the last item of a trajectory.
-        end_keys: several of them, taken together.
+        end_keys: several of them, combined by or.
         traj_key: integer entry that is the same for all items of a trajectory; counts before `end_key`. In a storage of
             one item dim the items of several trajectories may be interleaved, one of each at a time; the first draw after a
             write then takes O(stored items), which `ndim=2` avoids.
-        ends, trajectories: the same as tensors for a storage that is full and never written again, of one item dim; they
+        ends, trajectories: the same as tensors, for a storage of one item dim that is full and never written again; they
             need `cache_values`.
-        cache_values: accepted; what is known of the trajectories is always kept, and brought up to date.
+        cache_values: accepted; the index of trajectories is always kept and up to date.
         truncated_key: the entry of the batch for the ends of slices, with "done" and "terminated" beside it; None for none.
-        strict_length: False lets shorter trajectories come out whole, in a batch that is smaller.
+        strict_length: False also draws shorter trajectories, whole; the batch is then smaller.
         pad_output: fill these up by repeating their last item; ("collector", "mask") is False there.
         compile: accepted; there is nothing to compile.
         span: let slices begin before (left) or end behind (right) their trajectory, which cuts them: True, an int for at
             most so many items, or a pair of these.
         use_gpu: accepted; boundaries are kept on the host.
 
-    An edit of a stored marker counts if it is made by `set_`, `update_` or `rb[...] =`, not through a view. Without a key
-    `("collector", "traj_ids")`, "episode" and ("next", "done") are looked for.
+    An edit of a stored marker counts if it is made by `set_`, `update_` or `rb[...] =`, not through a view. By default
+    `("collector", "traj_ids")`, "episode" and ("next", "done") are tried as keys.
     """
 
     def __init__(
@@ -79,43 +79,35 @@ class SliceSampler(DrawingSampler):
         if end_key is not None and end_keys is not None:
             raise RuntimeError(f"give one of end_key and end_keys, got {end_key!r} and {end_keys!r}")
         if pad_output and strict_length:
-            raise ValueError(
-                "pad_output=True needs strict_length=False: without shorter trajectories nothing is padded"
-            )
+            raise ValueError("pad_output=True needs strict_length=False, or there is nothing to pad")
         if not isinstance(compile, bool | dict):
             raise TypeError(f"compile must be a bool or a dict, got {type(compile).__name__}")
         self.num_slices = None if num_slices is None else whole("num_slices", num_slices)
         self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
-        self.end_key, self.traj_key = _a_key("end_key", end_key), _a_key("traj_key", traj_key)
-        self.end_keys = None if end_keys is None else [_a_key("end_keys", each) for each in end_keys]
-        self.cache_values = bool(cache_values)
-        self.truncated_key = _a_key("truncated_key", truncated_key)
-        self.strict_length = bool(strict_length)
+        self.end_key, self.traj_key = checked_key("end_key", end_key), checked_key("traj_key", traj_key)
+        self.end_keys = None if end_keys is None else [checked_key("end_keys", each) for each in end_keys]
+        self.truncated_key = checked_key("truncated_key", truncated_key)
+        self.cache_values, self.strict_length = bool(cache_values), bool(strict_length)
         self.pad_output = bool(pad_output)
         self.compile, self.use_gpu = compile, use_gpu
         self.span = _pair(span)
-        for each in self.span:
-            if self.slice_len is not None and each is not True and each >= self.slice_len:
-                raise ValueError(f"span={span!r} must be less than slice_len={self.slice_len}")
-        self._given: GivenTrajectories | None = None
-        if ends is not None or trajectories is not None:
-            self._given = GivenTrajectories(ends, trajectories)
-            if not cache_values:
-                raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
-            if any(each is not None for each in (end_key, end_keys, traj_key)):
-                raise RuntimeError(
-                    "ends and trajectories say where trajectories end: give neither end_key nor traj_key"
-                )
+        if self.slice_len is not None:
+            self._check_span(self.slice_len)
+        self._given = ends, trajectories
+        if self.is_static and not cache_values:
+            raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
+        if self.is_static and any(each is not None for each in (end_key, end_keys, traj_key)):
+            raise RuntimeError("ends and trajectories say where trajectories end: give neither end_key nor traj_key")
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what is known of a storage."""
+        """Drop the index of trajectories and all else that was computed for a storage."""
         keys = self.end_keys if self.end_key is None else [self.end_key]
-        if self._given is not None:
-            self._given.forget()
-        self._source = self._given or StoredTrajectories(BoundaryKeys(self.traj_key, keys))
+        self._source: StoredTrajectories | GivenTrajectories = (
+            GivenTrajectories(*self._given) if self.is_static else StoredTrajectories(BoundaryKeys(self.traj_key, keys))
+        )
         self._info = SliceInfo(self.truncated_key)
-        self._lengths: np.ndarray | None = None
+        self._last: Slices | None = None
 
     def _empty(self) -> None:
         super()._empty()
@@ -123,7 +115,7 @@ class SliceSampler(DrawingSampler):
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """RuntimeError for a list that is not read as a tensordict, TypeError for a writer that keeps no order."""
-        if self._given is not None:
+        if self.is_static:
             return
         if isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage):
             raise RuntimeError(
@@ -139,7 +131,7 @@ class SliceSampler(DrawingSampler):
     @property
     def is_static(self) -> bool:
         """Whether `ends` or `trajectories` were given, for a storage that is not written any more."""
-        return self._given is not None
+        return any(each is not None for each in self._given)
 
     @property
     def boundary_keys(self) -> BoundaryKeys | None:
@@ -157,8 +149,8 @@ class SliceSampler(DrawingSampler):
     # ------------------------------------------------------------------ draws
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Tensor, dict[Any, Any]]:
-        slices, weights = self._slices(storage, batch_size, key)
-        return torch.from_numpy(slices.slots), {**self._info.of(storage, slices), **weights}
+        self._last = slices = self._slices(storage, *self._shape(batch_size), key)
+        return torch.from_numpy(slices.slots), self._info.of(storage, slices)
 
     def draw_slots(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
@@ -171,25 +163,18 @@ class SliceSampler(DrawingSampler):
         rows = storage.rows
         if not isinstance(rows, TorchRows) or rows.runs is None:
             return None
-        slices, weights = self._slices(storage, batch_size, key)
-        slots = torch.from_numpy(slices.slots)
-        info = self._info.of(storage, slices, rows.runs)
-        info.update(weights)
+        self._last = slices = self._slices(storage, *self._shape(batch_size), key)
+        info, slots = self._info.of(storage, slices, rows.runs), torch.from_numpy(slices.slots)
         info["index"] = self.index_of(slots, storage)
         return read_batch(storage, slots, (slices.begins, slices.length), info, marks)
 
-    def _slices(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
-        """Slices, and entries of the info that do not follow from them."""
-        slices, weights = self._drawn(storage, *self._shape(batch_size), key)
-        self._lengths = slices.row_counts()
-        return slices, weights
-
-    def _drawn(self, storage: Storage, count: int, length: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
-        index = self.trajectories(storage)
+    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
+        """`count` slices of this length."""
+        index = self._source.of(storage)
         found = self._candidates(index, length)
         shares = randomness.generator_of(key).random(2 * count)
         chosen = found.take((shares[:count] * len(found)).astype(np.int64), 0)
-        return self._within(index, chosen, shares[count:], length), {}
+        return self._within(index, chosen, shares[count:], length)
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The trajectories that slices of a batch of this size can be drawn from."""
@@ -202,35 +187,33 @@ class SliceSampler(DrawingSampler):
     @property
     def lengths_drawn(self) -> np.ndarray | None:
         """How many items each slice of the last draw has in the batch, padding included; None where all have as many."""
-        return self._lengths
+        return None if self._last is None else self._last.row_counts()
 
     def _eligible(self, storage: Storage, length: int) -> int:
         """How many trajectories are long enough."""
-        return len(self.trajectories(storage).stored(self._least(length))) if len(storage) else 0
+        return len(self.trajectories(storage).stored(length if self.strict_length else 1)) if len(storage) else 0
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """How many slices of which length. RuntimeError where the batch cannot be made of them."""
-        if self.num_slices is not None:
-            if batch_size % self.num_slices:
-                raise RuntimeError(f"batch_size={batch_size} is not a multiple of num_slices={self.num_slices}")
-            count, length = self.num_slices, batch_size // self.num_slices
-        else:
-            assert self.slice_len is not None
+        if self.slice_len is not None:
             if batch_size % self.slice_len:
                 raise RuntimeError(f"batch_size={batch_size} is not a multiple of slice_len={self.slice_len}")
-            count, length = batch_size // self.slice_len, self.slice_len
-        for each in self.span:
-            if each is not True and each >= length:
-                raise ValueError(f"span={self.span} must be less than the slices' length, {length}")
-        return count, length
+            return batch_size // self.slice_len, self.slice_len
+        assert self.num_slices is not None
+        if batch_size % self.num_slices:
+            raise RuntimeError(f"batch_size={batch_size} is not a multiple of num_slices={self.num_slices}")
+        length = batch_size // self.num_slices
+        if self.span != (False, False):
+            self._check_span(length)
+        return self.num_slices, length
 
-    def _least(self, length: int) -> int:
-        """Stored items that a trajectory must have."""
-        return length if self.strict_length else 1
+    def _check_span(self, length: int) -> None:
+        if any(each is not True and each >= length for each in self.span):
+            raise ValueError(f"span={self.span} must be less than the length of slices, {length}")
 
     def _candidates(self, index: Trajectories, length: int) -> np.ndarray:
         """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
-        found = index.stored(self._least(length))
+        found = index.stored(length if self.strict_length else 1)
         if not len(found):
             known = index.lengths()
             raise RuntimeError(
@@ -241,11 +224,11 @@ class SliceSampler(DrawingSampler):
 
     def _within(self, index: Trajectories, chosen: np.ndarray, shares: np.ndarray, length: int) -> Slices:
         """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
-        lane, first, last = chosen[:, 0], chosen[:, 1], chosen[:, 2]
+        lane, first, last = chosen.T
         if index.lanes > 1:
             first = np.maximum(first, index.oldest)
         if self.span == (False, False):
-            starts = last - first - (length - 2)  # where slices can begin that are whole
+            starts = last - first - (length - 2)  # how many whole slices there are
             if self.strict_length or starts.item(starts.argmin()) > 0:
                 slots, begins = index.windows(first + (shares * starts).astype(np.int64), lane, length)
                 return Slices(slots.reshape(-1), length, begins)
@@ -254,39 +237,27 @@ class SliceSampler(DrawingSampler):
         start = first + (shares * (room + (left + 1))).astype(np.int64) - left
         begin = np.maximum(start, first)
         lengths = np.minimum(start + length, last + 1) - begin
-        return slices_at(index, begin, lane, length, lengths, self.pad_output)
+        return Slices.at(index, begin, lane, length, lengths, self.pad_output)
 
     def index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
         coordinates: tuple[Tensor, ...] = (slots,) if storage.ndim == 1 else unravel(slots, storage)
         return coordinates
 
-    # ------------------------------------------------------------------ checkpoints: what is known is read anew
-
-    def saved_state(self) -> dict[str, Any]:
-        choices = {name: key_of(getattr(self, name)) for name in _CHOICES}
-        return {**super().saved_state(), "slices": {**choices, "static": self.is_static}}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the base class: that of slices are parameters."""
-        return {name: value for name, value in super().state_dict().items() if name != "slices"}
+    # ------------------------------------------------------------------ checkpoints: the index is built anew
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        found = _choices(entries.fields("slices")) if "slices" in entries else {}
-        if found.pop("static", self.is_static) != self.is_static:
-            entries.refuse("only one of the two was given the ends of trajectories")
-        for name, value in found.items():
-            entries.parameter(name, value, getattr(self, name))
+        if "slices" in entries:  # parameters, in checkpoints of earlier versions
+            entries.any("slices")
         rest = super().with_state(entries, options)
 
         def put() -> None:
-            self.__dict__.update(found)
             self._forget()
             rest()
 
         return put
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key not in _NOT_KEPT}
+        return {key: value for key, value in super().__getstate__().items() if key not in ("_source", "_last")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -307,32 +278,3 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
         if not isinstance(each, bool):
             whole("span", each, least=0)
     return left, right
-
-
-_NOT_KEPT = ("_source", "_lengths")
-_KEYS = ("end_key", "traj_key", "truncated_key")
-_CHOICES = ("num_slices", "slice_len", *_KEYS, "end_keys", "strict_length", "pad_output", "span")
-
-
-def _choices(fields: Fields) -> dict[str, Any]:
-    """What a sampler of slices was made with. CheckpointCorrupt for what the constructor would refuse."""
-    found: dict[str, Any] = {name: a_key(fields, name) for name in _KEYS}
-    found["end_keys"] = some_keys(fields, "end_keys")
-    found |= {name: fields.flag(name) for name in ("strict_length", "pad_output", "static")}
-    span = fields.items("span", 2)
-    for name in ("num_slices", "slice_len"):
-        found[name] = None if fields.any(name) is None else fields.whole(name, least=1)
-    given = {name: found[name] for name in _CHOICES if name != "span"}
-    try:
-        found["span"] = SliceSampler(**given, span=tuple(span)).span
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise fields.wrong("span", f"what goes together ({error})", span) from error
-    return found
-
-
-def _a_key(name: str, key: Any) -> Any:
-    """TypeError for what is no key: a name, or a tuple of names."""
-    names = key if isinstance(key, tuple) else (key,)
-    if key is None or (names and all(isinstance(each, str) for each in names)):
-        return key
-    raise TypeError(f"{name} must be a name or a tuple of names, got {key!r}")

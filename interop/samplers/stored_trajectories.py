@@ -1,4 +1,4 @@
-"""The trajectories of a storage, which only reads what was written since they were asked for last."""
+"""The trajectories of a storage: an index that reads only the rows written since its last use."""
 
 import weakref
 from typing import Any
@@ -11,33 +11,25 @@ from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import stored
 from interop.storages import Storage
 
-_NONE = np.zeros(0, np.int64)
-_AT_ONCE = 1 << 20  # items whose markers are read
-
 
 class StoredTrajectories:
     """Keeps the index of the trajectories of one storage up to date.
 
-    A trajectory ends where the entries of `keys` say so, at the newest row, and at other discontinuities of the ring. The
-    index costs O(rows written since); O(all rows) the first time, where markers were edited, where trajectories are
-    interleaved in one item dim, and for storages whose `set` is the user's.
+    A trajectory ends where the entries of `keys` say so, at the newest row, and at other discontinuities of the ring. An
+    update costs O(rows written since); O(all rows) the first time, after markers were edited, where trajectories are
+    interleaved in one item dim, and for storages with a user's `set`.
     """
 
     def __init__(self, keys: BoundaryKeys) -> None:
         self.keys = keys
-        self.version = 0  # another one after trajectories have changed
+        self.version = 0  # grows when trajectories change
         self.index = Trajectories(1)
         self._of: weakref.ref[Storage] | None = None
-        self._counts = 0, 0, 0  # of the ring, when it was read last
-        self._capacity, self._lanes, self._filled = (
-            1,
-            1,
-            0,
-        )  # rows at most, items in each, and rows that were stored then
-        self._markers: np.ndarray = np.zeros((0, 1))  # of all rows
-        self._now = 0  # rows read; the one of time t is t % capacity
+        self._counts = 0, 0, 0  # of the ring at the last update
+        self._capacity, self._filled = 1, 0  # rows at most, and rows stored at the last update
+        self._markers: np.ndarray = np.zeros((0, 1))  # [rows, lanes]
+        self._now = 0  # rows read; the row of time t is t % capacity
         self._recent = RecentIds()
-        self._interleaved = False
 
     def of(self, storage: Storage) -> Trajectories:
         """The index, up to date. The lock of the storage is held.
@@ -45,24 +37,28 @@ class StoredTrajectories:
         RuntimeError for an empty storage; RuntimeError or TypeError where it does not say where trajectories end.
         """
         same, counts = self._of is not None and self._of() is storage, storage.ring.counts
-        if same and counts == self._counts and (storage.tracks_writes or self._are_as_read(storage)):
+        if same and counts == self._counts and (storage.tracks_writes or self._is_as_read(storage)):
             return self.index
         size, filled, capacity = stored(storage), storage.filled_rows, storage.row_capacity(None)
         lanes, count = size // filled, counts[0] - self._counts[0]
-        same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self._lanes)
-        follows = same and self._only_continued(storage, count, capacity)
-        self._of = None  # an update that is interrupted is made anew
+        same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self._markers.shape[1])
+        follows = same and self._only_continued(storage, count)
+        self._of = None  # an update that raises is made anew by the next call
         self._counts, self._filled = counts, filled
         if not follows:
-            self._begin(storage, capacity, lanes)
-            self._read(storage, filled, self._breaks(storage))
+            self.keys.find(storage)
+            self._now = storage.ring.cursor if filled == capacity else 0
+            self.index, self._capacity = Trajectories(capacity, lanes, self._now), capacity
+            self._markers = np.zeros((0, lanes), np.int64 if self.keys.are_ids else np.bool_)
+            self._recent = RecentIds()
+            self._read(storage, filled, True)
         elif count:
-            self._read(storage, count, _NONE)
+            self._read(storage, count, False)
         self._of = weakref.ref(storage)
         return self.index
 
     def refresh(self) -> bool:
-        """Bring the index up to date with the storage that was asked for last; whether that could be done."""
+        """Update the index for the storage of the last call; whether that was possible."""
         storage = None if self._of is None else self._of()
         if storage is None:
             return False
@@ -72,79 +68,63 @@ class StoredTrajectories:
             return False
         return True
 
-    def _only_continued(self, storage: Storage, count: int, capacity: int) -> bool:
-        """Whether all that happened is that `count` rows were written behind the newest one that is known."""
+    def _only_continued(self, storage: Storage, count: int) -> bool:
+        """Whether `count` rows behind the newest known one were written, and no marker of another row has changed."""
         ring, known = storage.ring, self._counts[2]
-        if count >= capacity or (count and (self._now + count - ring.cursor) % capacity):
+        if count >= self._capacity or (count and (self._now + count - ring.cursor) % self._capacity):
             return False
         edited = [] if ring.version == known else ring.since(known)
-        return edited is not None and all(self._is_as_before(storage, rows, count) for rows in edited)
+        return edited is not None and all(self._has_markers(storage, rows, count) for rows in edited)
 
-    def _is_as_before(self, storage: Storage, rows: Any, count: int) -> bool:
-        """Whether the markers of edited rows are unchanged, except those of the `count` rows that are not read yet."""
-        filled, capacity, lanes = self._filled, self._capacity, self._lanes
+    def _has_markers(self, storage: Storage, rows: Any, count: int = 0) -> bool:
+        """Whether the known rows among these, without the next `count` ones, have the markers that were read."""
+        filled = self._filled
         at = np.arange(*rows.indices(filled)) if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
-        at = at[(at < filled) & ((at - self._now) % capacity >= count)]
-        return not at.size or np.array_equal(self.keys.read(storage, at, lanes), self._markers[at])
+        at = at[(at < filled) & ((at - self._now) % self._capacity >= count)]
+        return not at.size or np.array_equal(self.keys.read(storage, at, self._markers.shape[1]), self._markers[at])
 
-    def _are_as_read(self, storage: Storage) -> bool:
+    def _is_as_read(self, storage: Storage) -> bool:
         """Whether the markers of all rows are unchanged. O(all rows)."""
-        found, ids = self.keys.found, self.keys.are_ids
+        before = self._filled, self.keys.found
         self.keys.find(storage)
-        same = storage.filled_rows == self._filled and (found, ids) == (self.keys.found, self.keys.are_ids)
-        return same and self._is_as_before(storage, slice(None), 0)
+        return (storage.filled_rows, self.keys.found) == before and self._has_markers(storage, slice(None))
 
-    def _begin(self, storage: Storage, capacity: int, lanes: int) -> None:
-        self.keys.find(storage)
-        self._now = storage.ring.cursor if self._filled == capacity else 0
-        self.index, self._capacity, self._lanes = Trajectories(capacity, lanes, self._now), capacity, lanes
-        self._markers = np.zeros((0, lanes), np.int64 if self.keys.are_ids else np.bool_)
-        self._recent, self._interleaved = RecentIds(), False
-
-    def _breaks(self, storage: Storage) -> np.ndarray:
-        """Which stored rows, counted from the oldest, do not continue the row before them."""
-        ring, capacity = storage.ring, self._capacity
-        oldest = ring.cursor if self._filled == capacity else 0
-        steps = (np.array([ring.cursor, *ring.discontinuities()]) - oldest) % capacity
-        return np.unique(steps[(steps > 0) & (steps < self._filled)])
-
-    def _read(self, storage: Storage, count: int, breaks: np.ndarray) -> None:
-        """Enter the next rows; of all stored ones those at `breaks` begin a trajectory."""
-        step, stop = max(_AT_ONCE // self._lanes, 1), self._now + count
-        self.version += 1
-        breaks = breaks + self._now
-        while self._now < stop:
-            self._enter(storage, min(step, stop - self._now), breaks)
-        if self._interleaved:
-            rows = np.arange(stop - self._filled, stop) % self._capacity
-            self.index = Trajectories.interleaved(self._markers[rows, 0], rows, self._breaks(storage))
-
-    def _enter(self, storage: Storage, count: int, breaks: np.ndarray) -> None:
-        ids, now, capacity, lanes = self.keys.are_ids, self._now, self._capacity, self._lanes
+    def _read(self, storage: Storage, count: int, first: bool) -> None:
+        """Enter the next `count` rows; `first` says that these are all rows."""
+        keys, now, capacity, lanes = self.keys, self._now, self._capacity, self._markers.shape[1]
         start, stop = now % capacity, now % capacity + count
         rows = slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
-        found = self.keys.read(storage, rows, lanes)
+        found = keys.read(storage, rows, lanes)
         if len(self._markers) < (need := min(stop, capacity)):
-            more = min(max(need, 2 * len(self._markers)), capacity) - len(self._markers)
-            self._markers = np.concatenate([self._markers, np.zeros((more, lanes), found.dtype)])
+            self._markers = np.resize(self._markers, (min(max(need, 2 * len(self._markers)), capacity), lanes))
         starts = np.empty(found.shape, np.bool_)
-        if now == self.index.oldest:  # the first row of all
-            starts[0] = True
+        starts[1:] = found[1:] != found[:-1] if keys.are_ids else found[:-1]
+        if first:
+            starts[0] = starts[self._breaks(storage)] = True
         else:
-            before = self._markers[start - 1] if start else self._markers[-1]
-            starts[0] = found[0] != before if ids else before
-        starts[1:] = found[1:] != found[:-1] if ids else found[:-1]
-        if breaks.size:
-            starts[breaks[(breaks >= now) & (breaks < now + count)] - now] = True
+            before = self._markers[start - 1]  # -1 is the last row, before row 0
+            starts[0] = found[0] != before if keys.are_ids else before
         self._markers[rows], self._now = found, now + count
-        if ids and storage.ndim == 1 and not self._interleaved:
-            self._interleaved = self._recent.interleave(found[:, 0], int(np.count_nonzero(starts)))
-        if not self._interleaved:
+        self.version += 1
+        interleaved = self.index.is_interleaved
+        if keys.are_ids and storage.ndim == 1 and not interleaved:
+            interleaved = self._recent.interleave(found[:, 0], int(np.count_nonzero(starts)))
+        if interleaved:
+            rows = np.arange(self._now - self._filled, self._now) % capacity
+            self.index = Trajectories.interleaved(self._markers[rows, 0], rows, self._breaks(storage))
+        else:
             self.index.written(starts)
+
+    def _breaks(self, storage: Storage) -> np.ndarray:
+        """The stored rows, counted from the oldest, that do not continue the row before them."""
+        ring = storage.ring
+        oldest = ring.cursor if self._filled == self._capacity else 0
+        steps = (np.array([ring.cursor, *ring.discontinuities()]) - oldest) % self._capacity
+        return np.unique(steps[(steps > 0) & (steps < self._filled)])
 
 
 class GivenTrajectories:
-    """Trajectories as the user gives them, of a full storage of one item dim that is not written any more.
+    """Trajectories that the user gives, of a full storage of one item dim that is not written any more.
 
     Args:
         ends: bool [items], whether a trajectory ends with an item; or
@@ -154,11 +134,9 @@ class GivenTrajectories:
     version = 1
 
     def __init__(self, ends: Any, trajectories: Any) -> None:
-        if ends is not None and trajectories is not None:
-            raise RuntimeError("ends and trajectories exclude each other")
-        given = torch.as_tensor(ends if ends is not None else trajectories, device="cpu").detach()
-        if given.ndim != 1 or given.numel() == 0:
-            raise RuntimeError(f"ends and trajectories must be [items], got shape {list(given.shape)}")
+        given = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
+        if (ends is not None and trajectories is not None) or given.ndim != 1 or not given.numel():
+            raise RuntimeError(f"give one of ends and trajectories, of shape [items], got shape {list(given.shape)}")
         if given.is_floating_point() or given.is_complex() or (ends is not None and given.dtype != torch.bool):
             raise TypeError(f"ends must be bool and trajectories integers, got {given.dtype}")
         values = given.numpy()
@@ -166,11 +144,11 @@ class GivenTrajectories:
         start = int(last.nonzero()[0][-1] + 1) % len(last) if last.any() else 0
         self.index = Trajectories(len(last), 1, start)
         self.index.written(np.roll(last, 1 - start)[:, None])
-        self._written: tuple[int, int] | None = None  # of the storage, when it was first used
+        self._written: tuple[int, int] | None = None  # rows written, and cursor, at the first use
 
     def of(self, storage: Storage) -> Trajectories:
         """The index. RuntimeError for another number of items, and where rows were written since the first call."""
-        size, many, ring = stored(storage), self.index.capacity, storage.ring
+        size, ring, many = stored(storage), storage.ring, self.index.capacity
         if size != many or storage.ndim > 1:
             raise RuntimeError(
                 f"ends and trajectories are of {many} items of one dim, {size} of {storage.ndim} dims are stored: they are "
@@ -179,7 +157,7 @@ class GivenTrajectories:
         written = ring.written, ring.cursor
         if self._written not in (None, written):
             raise RuntimeError(
-                "the storage was written to, which ends and trajectories know nothing of: they are for static data. Give "
+                "the storage was written to after ends and trajectories were given, which are for static data: give "
                 "end_key or traj_key instead"
             )
         self._written = written
@@ -188,7 +166,3 @@ class GivenTrajectories:
     def refresh(self) -> bool:
         """As for `StoredTrajectories`."""
         return True
-
-    def forget(self) -> None:
-        """Accept the storage that is used next as it is then."""
-        self._written = None

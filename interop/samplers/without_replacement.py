@@ -18,15 +18,15 @@ from interop.storages import Storage
 
 
 class SamplerWithoutReplacement(DrawingSampler):
-    """Each stored item once an epoch, in uniformly random order. O(batch), whatever is stored and however it grows.
+    """Draws each stored item once an epoch, in uniformly random order. O(batch), whatever is stored.
 
-    Where fewer items are left than a batch has, the batch is these; with `drop_last` they are left out, and a batch
-    larger than the buffer is a ValueError. Another number of stored items begins an epoch; items written over do not.
+    The last batch of an epoch is shorter where fewer items are left; with `drop_last` these are left out, and a batch
+    larger than the buffer is a ValueError. A change of the number of stored items begins an epoch; overwriting does not.
     Iterating over a buffer is one epoch, with `prefetch`, too: the items of dropped batches remain to be drawn.
 
     Args:
         drop_last: no batch is shorter than asked for.
-        shuffle: without, items come in the order of their slots.
+        shuffle: False draws items in the order of their slots.
     """
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
@@ -43,25 +43,21 @@ class SamplerWithoutReplacement(DrawingSampler):
         return self._epoch.shuffle
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
-        size = stored(storage)
-        return torch.from_numpy(self._take(batch_size, size, key)), {}
+        return torch.from_numpy(self._take(batch_size, stored(storage), key)), {}
 
     def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
         if self.planned is not None or not names_slots(self):
             return super().reserve(storage, batch_size, key)
         with self._epoch.lock:
             slots, info = self._draw(storage, batch_size, key)
-            return Reservation(slots, info, self._epoch, self._epoch.reserve())
+            return Reservation(slots, info, (self._epoch, self._epoch.reserve()))
 
     @property
     def has_more(self) -> bool:
         return not (self._epoch.over if names_slots(self) else self.ran_out)
 
     def remaining(self, storage: Storage) -> tuple[int, np.ndarray]:
-        """How many items the epoch has, and which of them it still has to draw. The lock of the storage is held.
-
-        Those of prefetched batches that were not returned are among them. O(items).
-        """
+        """How many items the epoch has, and those it still has to draw, prefetched ones too. The storage's lock is held."""
         self.catch_up(storage)
         state = self._epoch.state()
         return state.length, state.left()
@@ -73,12 +69,11 @@ class SamplerWithoutReplacement(DrawingSampler):
         return [host_share("order", 2 * 4 * capacity)] if self.shuffle else []  # it may have doubled
 
     def _in_epochs(self, share: Share, version: int = 0) -> Share:
-        return dataclasses.replace(
-            share, in_epochs=True, drop_last=self.drop_last, shuffle=self.shuffle, version=version
-        )
+        own: dict[str, Any] = {"in_epochs": True, "drop_last": self.drop_last, "shuffle": self.shuffle}
+        return dataclasses.replace(share, **own, version=version)
 
     def _take(self, count: int, length: int, key: np.ndarray) -> np.ndarray:
-        """Positions that the epoch has left, or the planned ones."""
+        """Positions of the epoch, or the planned ones."""
         return self._epoch.take(count, length, key) if self.planned is None else self.planned
 
     @property
@@ -108,28 +103,26 @@ class SamplerWithoutReplacement(DrawingSampler):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, and as "_sample_list" the items that this epoch still has to return."""
+        """The state, and under "_sample_list" the items that this epoch still has to return."""
         return {**super().state_dict(), "_sample_list": torch.from_numpy(self._epoch_state().left())}
 
     def _epoch_state(self) -> EpochState:
         return self._epoch.state()
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        epoch = self._epoch
+        epoch, order = self._epoch, None
         drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
         length, ran_out = entries.whole("len_storage", most=2**48), entries.flag("_ran_out")
         left = integers(entries, "_sample_list", None, 0, length) if "_sample_list" in entries else None
-        shuffle, order = epoch.shuffle, None
+        shuffle = epoch.shuffle
         if "position" in entries:
-            shuffle = entries.parameter("shuffle", entries.flag("shuffle"), epoch.shuffle)
+            shuffle = entries.parameter("shuffle", entries.flag("shuffle"), shuffle)
             position, over = entries.whole("position", most=length), entries.flag("over")
-            if entries.any("order") is not None:
+            if entries.any("order") is not None or (shuffle and length):
                 order = permutation(entries, "order", length)
-            elif shuffle and length:
-                raise entries.wrong("order", "the order of a shuffled epoch", None)
         elif left is None or np.unique(left).size < left.size:
             raise entries.wrong("_sample_list", "different items", left)
-        else:  # the list is enough: it does not matter in which order the others were drawn
+        else:  # the list is enough: the order of the items that were drawn does not matter
             position, over = length - left.size, not left.size
             order = np.concatenate((np.setdiff1d(np.arange(length), left), left))
         state = EpochState(length, position, over, ran_out, order)

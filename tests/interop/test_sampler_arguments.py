@@ -92,12 +92,12 @@ SLICES = [
     ({"slice_len": 2, "end_key": ["a", "b"]}, TypeError, "end_key must be a name"),
     ({"slice_len": 2, "traj_key": ()}, TypeError, "traj_key must be a name"),
     ({"slice_len": 2, "compile": 3}, TypeError, "compile must be a bool or a dict"),
-    ({**STATIC, "ends": ENDS, "trajectories": IDS}, RuntimeError, "exclude each other"),
+    ({**STATIC, "ends": ENDS, "trajectories": IDS}, RuntimeError, "give one of ends and trajectories"),
     ({**STATIC, "ends": ENDS, "end_key": "a"}, RuntimeError, "neither end_key nor traj_key"),
     ({**STATIC, "ends": IDS}, TypeError, "ends must be bool"),
     ({**STATIC, "trajectories": IDS.float()}, TypeError, "trajectories integers"),
-    ({**STATIC, "ends": ENDS[:, None]}, RuntimeError, r"must be \[items\], got shape \[8, 1\]"),
-    ({**STATIC, "ends": ENDS[:0]}, RuntimeError, r"must be \[items\], got shape \[0\]"),
+    ({**STATIC, "ends": ENDS[:, None]}, RuntimeError, r"of shape \[items\], got shape \[8, 1\]"),
+    ({**STATIC, "ends": ENDS[:0]}, RuntimeError, r"of shape \[items\], got shape \[0\]"),
 ]
 
 

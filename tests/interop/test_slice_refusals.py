@@ -42,18 +42,18 @@ def buffer_of(sampler, data, storage=LazyTensorStorage, kind=TensorDictReplayBuf
     ("choices", "data", "error", "match"),
     [
         ({}, rows(), RuntimeError, r"Could not get a tensordict.*'done'.*Give traj_key.*or end_key"),
-        ({"traj_key": "id"}, rows(), RuntimeError, r"'id'.*'done'.*is stored. Give traj_key"),
+        ({"traj_key": "id"}, rows(), RuntimeError, r"'id'.*'done'.*is stored.*Give traj_key"),
         ({"end_key": "over"}, rows(done=torch.ones(8, dtype=torch.bool)), RuntimeError, r"none of \['over'\]"),
         ({"end_keys": ["a", "b"]}, rows(), RuntimeError, r"none of \['a', 'b'\]"),
         (
             {"traj_key": "id"},
             rows(id=torch.zeros(8, 1, dtype=torch.int64)),
             RuntimeError,
-            "1-dimensional signal",
+            "1-dimensional storage",
         ),
         ({"traj_key": "id"}, rows(id=torch.zeros(8)), TypeError, "'id' must be integers, got torch.float32"),
         ({}, rows(done=torch.zeros(8)), TypeError, "must be bool, got torch.float32"),
-        ({}, rows(done=torch.zeros(8, 2, dtype=torch.bool)), RuntimeError, r"one bool an item.*have shape \[2\]"),
+        ({}, rows(done=torch.zeros(8, 2, dtype=torch.bool)), RuntimeError, r"one bool.*have shape \[2\]"),
         ({"traj_key": "next"}, rows(done=torch.zeros(8, dtype=torch.float64)), TypeError, "must be bool"),
     ],
 )
@@ -67,7 +67,7 @@ def test_markers(make, choices, data, error, match):
 def test_tensors_without_names(make):
     buffer = buffer_of(make(slice_len=1), torch.arange(3), kind=ReplayBuffer)
     with refused(
-        buffer, RuntimeError, "Could not get a tensordict out of the storage.*LazyTensorStorage of other items"
+        buffer, RuntimeError, "Could not get a tensordict out of the storage.*stored in this LazyTensorStorage"
     ):
         buffer.sample(1)
 
@@ -123,10 +123,10 @@ def test_given_boundaries_of_other_data(make):
 
 @pytest.mark.parametrize("span", [2, (0, 2), (3, False), [True, 2]])
 def test_a_span_as_long_as_a_slice(span):
-    with pytest.raises(ValueError, match="must be less than slice_len=2"):
+    with pytest.raises(ValueError, match="must be less than the length of slices, 2"):
         SliceSampler(slice_len=2, span=span)
     buffer = buffer_of(SliceSampler(num_slices=2, span=span), rows(done=torch.zeros(8, dtype=torch.bool)))
-    with refused(buffer, ValueError, "must be less than the slices' length, 2"):
+    with refused(buffer, ValueError, "must be less than the length of slices, 2"):
         buffer.sample(4)
     assert len(buffer.sample(16)) <= 16
 

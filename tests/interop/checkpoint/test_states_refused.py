@@ -18,14 +18,13 @@ from interop import (
     RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
-    SliceSampler,
     StalenessAwareSampler,
     TensorDictMaxValueWriter,
 )
 from interop.checkpoint.state import LoadOptions
 from interop.data import randomness
 from tests.interop.checkpoint.resuming import go_on, joined
-from tests.interop.checkpoint.saved_trees import damaged, put_into, through_json
+from tests.interop.checkpoint.saved_trees import damaged, through_json
 from tests.interop.pair_history import SAMPLERS, Cell
 
 
@@ -139,9 +138,6 @@ PARAMETERS = [
     (PrioritizedSampler(12, 1, 1, reduction="min"), PrioritizedSampler(12, 1, 1), "reduction='min'"),
     (SamplerWithoutReplacement(drop_last=True), SamplerWithoutReplacement(), "drop_last=True instead of False"),
     (SamplerWithoutReplacement(shuffle=False), SamplerWithoutReplacement(), "shuffle"),
-    (SliceSampler(slice_len=2), SliceSampler(num_slices=2), "num_slices=None instead of 2, slice_len=2"),
-    (SliceSampler(slice_len=2, traj_key=("a", "b")), SliceSampler(slice_len=2), r"traj_key=\('a', 'b'\)"),
-    (SliceSampler(slice_len=4, span=(True, 2)), SliceSampler(slice_len=4), "span"),
     (ConsumingSampler(3), ConsumingSampler(1), "max_sample_count=3"),
     (StalenessAwareSampler(4, version_key="v"), StalenessAwareSampler(), "max_staleness=4.*version_key='v'"),
     (PromptGroupSampler(3, max_uses=2), PromptGroupSampler(2), "group_size=3 instead of 2, max_uses=2 instead of None"),
@@ -175,11 +171,3 @@ def test_a_warning_that_is_an_error_comes_before_anything_changes(saved: Any, ta
         with pytest.raises(UserWarning, match=words):
             other.restoring(through_json(saved.saved()))
     assert repr(other.saved()) == repr(PrioritizedSampler(12, 0.6, 0.4).saved()) and before
-
-
-def test_given_ends_of_trajectories_are_not_saved_and_have_to_be_given_again() -> None:
-    ends = torch.tensor([False, True, False, True])
-    given_ends = SliceSampler(slice_len=2, ends=ends, cache_values=True)
-    put_into(SliceSampler(slice_len=2, ends=ends, cache_values=True), given_ends.saved())
-    with pytest.raises(CheckpointMismatch, match="only one"):
-        SliceSampler(slice_len=2).restoring(given_ends.saved())
