@@ -21,7 +21,7 @@ def tar_members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def members_of(stream: Stream, path: object) -> Iterator[tuple[str, IO[bytes]]]:
-    """The same of an archive that is read from a stream. `path` names it in errors."""
+    """The members of an archive read from a stream. `path` names it in errors."""
     try:
         archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
         while (member := archive.next()) is not None:

@@ -113,7 +113,7 @@ class AtariDQNSource(Source):
             start += len(frames)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        """Of each checkpoint: its number, rows, and "add_count" and "invalid_range" of the replay buffer."""
+        """For each checkpoint: number, rows, and "add_count" and "invalid_range" of the replay buffer."""
         parts = self.parts(folder)
         noted = [{"checkpoint": part.which[0], "rows": part.rows, **_notes(part.path, part.which[0])} for part in parts]
         return {"dataset_id": self.dataset_id, "checkpoints": noted}
@@ -150,7 +150,7 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
 
 
 def _notes(folder: Path, number: int) -> dict[str, Any]:
-    """What upstream notes of the ring of a checkpoint."""
+    """The metadata of the ring of a checkpoint."""
     found = {}
     for name in ("add_count", "invalid_range"):
         path = folder / f"{name}_ckpt.{number}.gz"
@@ -187,7 +187,7 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         from_local: a folder with the `.gz` files of a run, or with a folder `replay_logs` of these.
         writer: writes are refused with any.
         num_procs, mp_start_method: accepted. A checkpoint is a stream, which one process reads.
-        num_slices, slice_len: draw slices of episodes: so many a batch, or of this length.
+        num_slices, slice_len: draw slices of episodes: their number in a batch, or their length.
         strict_len: False lets episodes that are shorter come out whole.
         replacement: False to draw each row, or episode, once before any comes again.
         max_checkpoints: how many of the first checkpoints are used. The default is the class attribute `_max_runs`: all.

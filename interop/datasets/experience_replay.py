@@ -174,13 +174,13 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What upstream says of the dataset."""
+        """The metadata of the dataset."""
         found: dict[str, Any] = json.loads(self.metadata_path.read_text())
         return found
 
     @property
     def specs(self) -> Composite:
-        """What a row has: its entries, shapes and dtypes, without bounds."""
+        """The spec of a row: entries, shapes and dtypes, without bounds."""
         return make_composite_from_td(self._storage.get(0), unsqueeze_null_shapes=False)
 
     def delete(self) -> None:

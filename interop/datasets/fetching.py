@@ -79,7 +79,7 @@ def fetch(
 
 
 def by_hand(files: Sequence[str]) -> str:
-    """What to do where files cannot be downloaded."""
+    """Advice for files that cannot be downloaded."""
     some = [*files[:6], *([f"and {len(files) - 6} more"] if len(files) > 6 else [])]
     return "\n  ".join(["To go on by hand, put these files into a folder and pass it as from_local=...", *some])
 

@@ -24,6 +24,6 @@ def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None
 
 
 def ranges(rows: int, size: int) -> list[tuple[int, int]]:
-    """The rows of a file of so many bytes as ranges: the first row, and the one behind the last."""
+    """Divide the rows of a file of `size` bytes into ranges (first, last + 1)."""
     step = max(_BYTES * rows // max(size, 1), 1)
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]

@@ -40,7 +40,7 @@ def by_processes(
     function: Callable[[Any], Any], tasks: Iterable[Any], workers: int, *,
     method: str | None = None, threads: int = 1, max_tasks_per_child: int | None = None,
 ) -> Generator[Any, None, None]:  # fmt: skip
-    """`function` of each task, in order, by so many processes, started by `method` ("spawn" by default); by none: here.
+    """The results of `function(task)` in order, by `workers` processes started by `method` ("spawn" by default); 0: here.
 
     Each has `threads` threads of torch. All are replaced when they have done `max_tasks_per_child` tasks on average.
     DatasetError where one dies.

@@ -14,7 +14,7 @@ VERSIONS = ("v2.0", "v2.1", "v3.0")
 
 @dataclass(frozen=True)
 class Episode:
-    """Where an episode is. `videos`: of each key the file, and the second in it at which the episode begins."""
+    """The place of an episode. `videos`: by key, the file and the second at which the episode begins."""
 
     number: int
     length: int

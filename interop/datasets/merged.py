@@ -119,7 +119,7 @@ def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
 
 
 def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: bool) -> torch.dtype | str | None:
-    """What an entry is in batches; None where it cannot be one thing."""
+    """The common form of an entry in batches; None if the buffers have no common form."""
     found = {kind for kind in kinds if kind is not None}
     types = {kind[0] for kind in found}
     dtypes = [each for each in types if isinstance(each, torch.dtype)]
@@ -136,7 +136,7 @@ def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: 
 
 
 def _table(paths: Sequence[_Path], layouts: Sequence[_Layout], buffers: Sequence[ReplayBuffer]) -> str:
-    """What there is of each entry in each buffer."""
+    """The form of each entry in each buffer."""
     head = ["", *(f"{place}: {type(each).__name__}" for place, each in enumerate(buffers))]
     rows = [[".".join(map(str, path)), *(_shown(each.get(path)) for each in layouts)] for path in paths]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

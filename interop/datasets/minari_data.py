@@ -97,7 +97,7 @@ class MinariSource(Source):
 
 
 def _described(data: Path) -> Mapping[str, Any]:
-    """What the metadata of a dataset says, with spaces and `env_spec` as JSON. Spaces that are missing are None."""
+    """The metadata of a dataset, with spaces and `env_spec` as JSON. Missing spaces are None."""
     path = data / "metadata.json"
     return _parsed(path, path.read_bytes())
 
@@ -184,6 +184,6 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What Minari says of the dataset, with its spaces as specs (by minari): None for text and unknown spaces."""
+        """The metadata of Minari, with spaces as specs (by minari); None for text and unknown spaces."""
         said = super().metadata
         return {**said, **{key: spec_of(said[key]) for key in _SPACES}}

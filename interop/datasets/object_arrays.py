@@ -24,7 +24,7 @@ _LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}  # number that stands f
 
 
 def load_object(file: Readable, where: str = "the file") -> Any:
-    """What a pickle or `.npy` file holds: NumPy arrays, numbers, text, bytes, None, and dicts, lists and tuples of these.
+    """Read a pickle or `.npy` file of NumPy arrays, numbers, text, bytes, None, and dicts, lists and tuples of these.
 
     Of a `.npy` file with one object that object, else the array. Arrays may be read-only.
     `CorruptDatasetError`, which begins with `where`, for anything else, and for a damaged or truncated file.
@@ -76,7 +76,7 @@ def _filled(content: Any, dtype: np.dtype, shape: Any, order: Any) -> np.ndarray
 
 @dataclass(slots=True, eq=False)
 class _StandIn:
-    """What a name gives (`call`), or a call of it (`build` makes `built` of a state). A pickle can change nothing else."""
+    """A name in a pickle (`call`), or a call of it (`build` makes `built` of a state). Nothing else can be called."""
 
     call: Any = None
     build: Any = None

@@ -9,7 +9,7 @@ from interop.data.optional import required
 
 @contextlib.contextmanager
 def progress(title: str, total: int | None, unit: str, shown: bool | None = None) -> Iterator[Callable[[int], object]]:
-    """What is called with each advance. By default the bar is shown where stderr is a terminal."""
+    """The callback for progress. By default a bar is shown if stderr is a terminal."""
     shown = sys.stderr.isatty() if shown is None else shown
     if not shown:
         yield lambda count: None

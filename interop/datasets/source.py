@@ -1,4 +1,4 @@
-"""Where the files of a dataset come from, and how they become rows."""
+"""Sources of datasets: their files, and the conversion of these into rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,5 +57,5 @@ class Source(ABC):
         """The rows of a part, [n] at a time, an episode or several. All with the same keys, shapes and dtypes."""
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        """What upstream says of the dataset, as JSON has it. Kept beside the rows."""
+        """The metadata of the dataset as JSON. Kept beside the rows."""
         return {}

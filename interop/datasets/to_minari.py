@@ -136,7 +136,7 @@ def _place(dataset_id: str) -> tuple[Path, str | None]:
 
 
 def _spec_and_spaces(env: Any) -> tuple[Any, Any, Any]:
-    """Of an environment, which is made for that if it is not one."""
+    """The spec of an environment, which is made first if a name was given."""
     gymnasium = required("gymnasium", "datasets")
     if isinstance(env, gymnasium.Env):
         return env.spec, env.observation_space, env.action_space

@@ -21,7 +21,7 @@ _ROWS = 4096  # of a dataset that are in memory at once
 def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> TensorDictBase:
     """The memory-mapped tensors of a folder, made first by `make(scratch)`, see `publish`.
 
-    A folder without a record is incomplete, whoever made it, and is replaced.
+    A folder without a record is incomplete and is replaced.
     """
     publish(folder, made_from, make, replaces_foreign=True)
     _refuse_objects(folder)
@@ -96,7 +96,7 @@ def to_memmap(
 
 
 def _columns(dataset: Any, features: Sequence[NestedKey]) -> Any:
-    """What has a length, and gives rows by a slice."""
+    """A sequence of rows: has a length, and slices."""
     if isinstance(dataset, TensorDictBase):
         return dataset.select(*features)
     if isinstance(dataset, Mapping):

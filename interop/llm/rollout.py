@@ -18,7 +18,7 @@ from interop.llm.prompt import END_OF_TEXT, PromptData
 
 
 class Generation(NamedTuple):
-    """What `RolloutFromModel.generate` returns. B prompts of up to T tokens, N new tokens."""
+    """The result of `RolloutFromModel.generate`. B prompts of up to T tokens, N new tokens."""
 
     generated: Tensor  # int64 [B, T + N]: prompt and new tokens, then padding
     log_probs: Tensor  # float [B, N, 1]: of the new tokens, 0 after the end of the text

@@ -14,7 +14,7 @@ Class = TypeVar("Class")
 
 
 def _with_lists(cls: Class) -> Class:
-    """Have a list be one value a row where there is a batch size, and one value as it is where there is none."""
+    """With a batch size a list is one value for each row; without, it is one value."""
     plain: Any = cls.set  # type: ignore[attr-defined]
 
     def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def _rows(key: str, values: Any, size: Size) -> Any:
 @_with_lists
 @tensorclass(nocast=True)
 class LLMInput:
-    """What a language model is given.
+    """The input of a language model.
 
     - tokens: int64 [*B, T], the prompts. attention_mask: of that shape.
     - token_list: a list of lists of tokens, of any lengths, one a prompt. text: a str, or a list of them.
@@ -60,7 +60,7 @@ class LLMInput:
 @_with_lists
 @tensorclass(nocast=True)
 class LLMOutput:
-    """What a language model returns.
+    """The output of a language model.
 
     - tokens: int64 [*B, T_in], the prompts. tokens_response: int64 [*B, T_out], the generated tokens.
     - token_list, tokens_response_list: the same as lists of lists, of any lengths.

@@ -54,7 +54,7 @@ class TensorDictTokenizer:
         return self._as_tensordict(tokens, size) if self.return_tensordict else tokens
 
     def _encoded(self, texts: str | list[str], padding: str | bool) -> Any:
-        """What the tokenizer makes of texts, of at most `max_length` tokens each."""
+        """The tokens of texts, at most `max_length` each."""
         if not texts and not isinstance(texts, str):  # tokenizers differ in what they do with none
             return {
                 name: torch.empty(0, self.max_length, dtype=torch.int64) for name in ("input_ids", "attention_mask")

@@ -228,7 +228,7 @@ class MCTSForest:
             return found
 
     def get_tree(self, root: TensorDictBase, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """What was seen from an observation on, as a tree. O(its steps), whatever its depth.
+        """The stored steps from an observation on, as a tree. O(steps of the tree), at any depth.
 
         Vertices are numbered breadth first, children in the order of their first appearance. A vertex stands for an
         observation and action: where two vertices lead to one, they share it. Where steps lead back to an earlier
@@ -237,7 +237,7 @@ class MCTSForest:
 
         Args:
             root: has the observation, without batch dims or with one element; its other entries are ignored.
-            max_depth: the vertices so many levels below the root are the last that get children; 0: only the root does.
+            max_depth: vertices deeper than this below the root get no children; 0: only the root has children.
             compact: have one vertex for a chain of steps between branches; otherwise one for each step.
 
         Raises:
@@ -253,7 +253,7 @@ class MCTSForest:
 
     @classmethod
     def valid_paths(cls, tree: Tree) -> Iterator[Path]:
-        """The same as `tree.valid_paths()`."""
+        """Alias of `tree.valid_paths()`."""
         return tree.valid_paths()
 
     def to_string(self, td_root: TensorDictBase, node_format_fn: Callable[[Tree], Any] = node_data_of) -> str:

@@ -97,6 +97,6 @@ def _with_features(x: Tensor) -> Tensor:
 
 
 def _accept_transform(module: RandomProjectionHash, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Have a module that was not fitted take the projection of one that was, and the other way round."""
+    """Copy the projection of a fitted module to one that is not fitted, in either direction."""
     found = state_dict.get(f"{prefix}transform")
     module.transform = None if found is None else torch.empty_like(found)

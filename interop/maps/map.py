@@ -22,7 +22,7 @@ from interop.storages.storage import Storage
 
 
 class TensorMap(abc.ABC):
-    """What every map from keys to values does."""
+    """The base class of maps from keys to values."""
 
     @abc.abstractmethod
     def clear(self) -> None:
@@ -140,7 +140,7 @@ class TensorDictMap(TensorMap):
 
     @property
     def index_key(self) -> NestedKey:
-        """Where a write stores the rows of the storage in the keys."""
+        """The entry of the keys in which a write stores the rows of the storage."""
         return self.query_module.index_key
 
     @property
@@ -176,7 +176,9 @@ class TensorDictMap(TensorMap):
             rows, batch = self._find(key)
             unknown = np.flatnonzero(~self._has(rows))
             if unknown.size:
-                raise KeyError(self._told(key, [np.unravel_index(place, batch) for place in unknown[:3]], unknown.size))
+                raise KeyError(
+                    self._no_value(key, [np.unravel_index(place, batch) for place in unknown[:3]], unknown.size)
+                )
             if not self._count:
                 raise KeyError("the map has no values that tell the shapes of an empty batch")
             read = rows if rows.size else np.flatnonzero(self._written >= 0)[:1]
@@ -228,8 +230,8 @@ class TensorDictMap(TensorMap):
         in_range = (rows >= 0) & (rows < len(self._written))
         return in_range & (self._written.take(rows, mode="clip") >= 0)
 
-    def _told(self, key: TensorDictBase | Tensor | int, places: Sequence[Any], count: int) -> str:
-        """That there is no value at so many places of a batch, the first of which are these."""
+    def _no_value(self, key: TensorDictBase | Tensor | int, places: Sequence[Any], count: int) -> str:
+        """The message for `count` keys of a batch without a value; `places` are the first of them."""
         found = [tuple(map(int, place)) for place in places]
         if isinstance(key, Tensor | int):
             first: Any = int(torch.as_tensor(key)[found[0]])
@@ -279,7 +281,7 @@ class TensorDictMap(TensorMap):
         self.storage.set(slice(start, stop) if run else torch.from_numpy(rows), values, set_cursor=new)
 
     def _merged(self, rows: np.ndarray, new: TensorDictBase) -> TensorDictBase:
-        """What `write_fn` makes of new values; each repetition of a row is merged with the result of the one before."""
+        """The values after `write_fn`; repetitions of a row are merged one after the other."""
         order = np.argsort(rows, kind="stable")
         starts = np.flatnonzero(np.diff(rows[order], prepend=-1))  # of runs of equal rows
         counts = np.diff(starts, append=len(rows))

@@ -120,7 +120,7 @@ class NodeMap(TensorMap):
         return write
 
     def _keys_of(self, key: TensorDictBase) -> list[bytes]:
-        """What tells observations apart."""
+        """The keys that identify an observation."""
         kinds_of(self.in_keys, key, self._kinds)
         tensors = [self._identify(key)] if self._identify else [key.get(name) for name in self.in_keys]
         return _as_bytes(row_bytes(tensors, key.batch_size))

@@ -117,7 +117,7 @@ class KeyTable:
         return numbers[owners.reshape(-1)]
 
     def _resize(self, size: int, width: int) -> None:
-        """Have room for `size` rows of so many words, and entries for those only that are stored."""
+        """Make room for `size` rows of `width` words; only stored rows keep their entries."""
         length = 1 << max(4, (3 * size).bit_length())
         kept = self._words[: self._size]
         self._entries = np.zeros(length, np.uint64)

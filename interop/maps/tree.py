@@ -142,7 +142,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
 
     @property
     def visits(self) -> Tensor | int | None:
-        """The same as `count`."""
+        """Alias of `count`."""
         return self.count
 
     @visits.setter

@@ -46,7 +46,7 @@ def plot(
 
 
 def layout(paths: Sequence[Path]) -> tuple[list[float], list[int]]:
-    """Where each path begins from the left, in leaves, and how many leaves are below it; parents come before children."""
+    """For each path, parents first: its left edge in leaves, and the number of leaves below it."""
     numbers = {path: number for number, path in enumerate(paths)}
     widths = [0] * len(paths)
     for number in reversed(range(len(paths))):

@@ -60,7 +60,7 @@ class ShardActor:
             self._failed = error
 
     def facts(self) -> Facts:
-        """Of this process. The error of its construction where that failed."""
+        """The process id. Raises the error of the construction, if that failed."""
         if self._failed is not None:
             raise self._failed
         buffer = self._shard.buffer
@@ -121,7 +121,7 @@ class ShardActor:
     def save(self, path: str, token: str, seconds: float) -> int:
         """Save the shard as it is at a moment at which all shards are held. Returns the last durable write that it has.
 
-        RemoteTimeoutError where they are not within so many seconds. The shard is held until this ends.
+        RemoteTimeoutError after `timeout` seconds. The shard is blocked until this ends.
         """
         until = time.monotonic() + seconds
         self._shard.hold(seconds)

@@ -47,7 +47,7 @@ def save(shards: Shards, path: str | PathLike[str]) -> None:
 
 
 def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:
-    """Have each shard saved, at a moment at which all are held. The last durable write that each has.
+    """Save all shards while all are blocked. Returns the last durable write of each.
 
     The coordinator lets one client do so at a time, else two would hold some shards each and wait for the others.
     """

@@ -17,7 +17,7 @@ from interop.writers import Writer
 
 
 def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards: int) -> bytes:
-    """What each shard builds its buffer from, pickled.
+    """The pickled arguments from which each shard builds its buffer.
 
     TypeError names an argument that cannot be pickled, or a component where constructors are needed; ValueError names one
     that holds rows, or a `scratch_dir` that all shards would use.

@@ -1,4 +1,4 @@
-"""What the shards and the clients of one remote buffer agree on, kept in one small process."""
+"""The coordinator: the common state of the shards and clients of one remote buffer, in one small process."""
 
 import time
 from typing import Any
@@ -43,7 +43,7 @@ class Coordinator:
             )
 
     def change(self, name: str, call: Wire) -> None:
-        """Have shards that restart repeat a call which exchanges a component or adds a transform or a hook."""
+        """Record a call that exchanges a component or adds a transform or hook; shards that restart repeat it."""
         if name.startswith("set_"):
             self._changes = [each for each in self._changes if each[0] != name]
         if name == "set_storage":
@@ -59,11 +59,11 @@ class Coordinator:
         return self._checkpoint[shard]
 
     def commit(self, checkpoint: list[str | None]) -> None:
-        """Have shards that restart go on from these folders, None for empty."""
+        """Set the folders from which restarting shards continue; None for empty."""
         self._checkpoint = checkpoint
 
     def begin(self, token: str, seconds: float) -> bool:
-        """Begin a checkpoint with an unique name, of which the shards are held in so many seconds. False: another one is."""
+        """Begin a checkpoint that must hold the shards within `seconds`. False if another one is running."""
         now = time.monotonic()
         if self._token and now < self._until:
             return False

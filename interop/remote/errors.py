@@ -1,4 +1,4 @@
-"""What a remote buffer raises when a shard or the way to it fails."""
+"""Errors of remote buffers: a shard or the connection to it has failed."""
 
 
 class RemoteError(RuntimeError):

@@ -326,7 +326,7 @@ class RayReplayBuffer:
             self._shards.restart_from(None)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Have the draws of this client follow a generator: of one shard by its state now, of several by its numbers."""
+        """Use a generator for the draws of this client: with one shard its present state, with several its numbers."""
         self._drop_ahead()
         self._shards.all("set_rng", generator)
         self._rng = generator
@@ -392,7 +392,7 @@ class RayReplayBuffer:
 
     @property
     def batch_size(self) -> int | None:
-        """Of `sample()` and of iteration."""
+        """The batch size of `sample()` and of iteration."""
         return self._shards.facts[0].batch_size
 
     @property
@@ -440,7 +440,7 @@ class RayReplayBuffer:
             yield batch
 
     def _drawn(self, *asked: Any) -> tuple[Any, bool]:
-        """What a draw gives; with `prefetch` one that was begun before, and as many begun again."""
+        """The next batch; with `prefetch` one that was requested before, and a new request."""
         if not self._options.prefetch:
             return self._draw(*asked)()
         with self._lock:

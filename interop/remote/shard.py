@@ -65,7 +65,7 @@ class Shard:
         self._held = False
 
     def share(self, batch_size: int) -> Share:
-        """What the shard holds of everything, for batches of this size. TypeError for other samplers than the library's."""
+        """The share of this shard in batches of this size. TypeError for samplers of users."""
         with self._lock, locked(self.buffer):
             return self._share(batch_size)
 
@@ -123,7 +123,7 @@ class Shard:
                     sampler.raise_default_priority(priority)
 
     def call(self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """What a method or property of the buffer returns, one of `READS` or `WRITES`; AttributeError for another.
+        """Call a method, or read a property, of the buffer: one of `READS` or `WRITES`; AttributeError for another.
 
         A method that returns the buffer itself returns None here. ValueError for a storage of another capacity.
         """
@@ -143,7 +143,7 @@ class Shard:
         return to_global(index, self.number, self.capacity)
 
     def hold(self, timeout: float = -1) -> None:
-        """Have writes and draws wait until `release`; what only reads goes on. RuntimeError after `timeout` seconds."""
+        """Block writes and draws until `release`; reads continue. RuntimeError after `timeout` seconds."""
         if not self._lock.acquire(timeout=timeout):
             raise RuntimeError(f"shard {self.number} was not free within {timeout} s: it is held, or a call runs")
         self._held = True

@@ -20,7 +20,7 @@ _GROUP_OF |= dict.fromkeys(("facts", "save", "look", "verify", "commit", "stats"
 
 
 class Facts(NamedTuple):
-    """What a client needs to know of a shard: its process, and how it was built."""
+    """A shard as a client sees it: its process, and how it was built."""
 
     life: str  # another one after each restart
     origin: str  # what its rows come from
@@ -57,7 +57,7 @@ def ray_library() -> Any:
 
 
 def answered(reference: Any, until: float, process: str, call: str) -> Any:
-    """What a call of a process returned, or the error that it raised.
+    """The result of a remote call. Raises the error of the call.
 
     RemoteTimeoutError after a point in monotonic time; ProcessLostError, of which ProcessEndedError is final.
     """
@@ -75,7 +75,7 @@ def answered(reference: Any, until: float, process: str, call: str) -> Any:
 
 
 def coordinated(coordinator: Any, timeout: float, name: str, *args: Any) -> Any:
-    """What a method of the coordinator returns within so many seconds. The errors of `answered`."""
+    """Call a method of the coordinator, with a timeout in seconds. The errors of `answered`."""
     reference = getattr(coordinator, name).remote(*args)
     return answered(reference, time.monotonic() + timeout, "the coordinator of the shards", name)
 
@@ -101,21 +101,21 @@ class Shards:
         self._reported = set[int]()  # shards whose loss was raised already, and whose new process is not known yet
 
     def client(self, timeout: float, copy: bool) -> "Shards":
-        """The same processes as another client sees them."""
+        """The same shards for another client."""
         made = Shards(self._processes, self._coordinator, list(self.facts), self._on_cpu)
         made.timeout, made.copy = timeout, copy
         return made
 
     def one(self, shard: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        """What a method of one shard returns."""
+        """Call a method of one shard."""
         return self.some({shard: (name, args, kwargs)})[shard]
 
     def all(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """What the same call returns from each shard."""
+        """Make the same call in each shard. Returns all results."""
         return list(self.some(dict.fromkeys(range(len(self.facts)), (name, args, kwargs))).values())
 
     def some(self, calls: dict[int, Call], is_long: bool = False) -> dict[int, Any]:
-        """What a call of each of these shards returns. They run at once; the first error is raised when all have ended.
+        """Make a call in each of these shards at once. The first error is raised when all have ended.
 
         A long call, which reads or writes files, may take any time as long as its process answers others.
         """
@@ -144,13 +144,13 @@ class Shards:
         self.facts = self.all("facts")
 
     def restart_from(self, checkpoint: Sequence[str | None] | None, cuts: dict[int, int] | None = None) -> None:
-        """Have each shard restart from its folder and the durable writes after its cut, None for those after now."""
+        """Make each shard restart from its folder and the durable writes after its cut; None for those after now."""
         folders = checkpoint or [None] * len(self.facts)
         self.coordinate("commit", folders)
         self.some({n: ("commit", (each, None if cuts is None else cuts[n]), {}) for n, each in enumerate(folders)})
 
     def coordinate(self, name: str, *args: Any) -> Any:
-        """What a method of the coordinator returns."""
+        """Call a method of the coordinator."""
         return coordinated(self._coordinator, self.timeout, name, *args)
 
     def are_alive(self, timeout: float = 5.0) -> bool:

@@ -40,7 +40,7 @@ def allot(shares: Sequence[Share], units: int, key: np.ndarray) -> np.ndarray:
 
 
 def rescale(allotted: Sequence[Share], drawn: Sequence[Share | None]) -> np.ndarray:
-    """What the "priority_weight" of each shard's part is multiplied by for the weights of one buffer, float64 [shards].
+    """The factors that turn the "priority_weight" of each shard into that of one buffer, float64 [shards].
 
     Item j of shard i was drawn with probability q = p_i * v_j / T_i. p_i is its part of the masses that `allot` used, T_i
     its mass at the draw. Its weight is (q / smallest q of all stored items) ** -beta, so it is exact for any p. The shard

@@ -16,7 +16,7 @@ def converted(
     at: str = "the spec",
     objects: Callable[[NonTensor], Any] | None = None,
 ) -> Any:
-    """What `leaf` makes of a spec of tensors or, for a Composite, `node` of what was made of its entries.
+    """Fold a spec: `leaf` for a spec of tensors; `node` for a Composite, given the results of its entries.
 
     Args:
         spec: to be converted; stays as it is.

@@ -202,7 +202,7 @@ def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
 
 
 def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
-    """What an index selects, with the dims in the order that torch gives them: integers are taken before arrays."""
+    """The shape that an index selects, in torch's order of dims: integers are applied before arrays."""
     if any(isinstance(part, np.ndarray) for part in index):
         first: list[Any] = []
         for part in index:
@@ -212,7 +212,7 @@ def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
 
 
 def select(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """What a normalized index selects of a tensor, which may have more dims behind those that the index names."""
+    """The part of a tensor that a normalized index selects. The tensor may have more dims behind."""
     if not any(isinstance(part, np.ndarray) or (isinstance(part, slice) and (part.step or 1) < 0) for part in index):
         return tensor[index]
     ndim = sum(map(_dims_of, index))

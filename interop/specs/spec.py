@@ -1,4 +1,4 @@
-"""What every spec has: shape, device, dtype and domain, shape operations, indexing, checks, and the torch functions."""
+"""The base class of specs: shape, device, dtype and domain, shape operations, indexing, checks, and the torch functions."""
 
 import contextlib
 import copy

@@ -45,7 +45,7 @@ TensorSpec.implements_for_spec(torch.stack)(stack)
 
 
 class LazyStack(TensorSpec):
-    """What stacks of leaves and of Composites share: operations go to the members.
+    """The base of stacks of leaves and of Composites: operations go to the members.
 
     Attributes:
         members: the specs, which differ.

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class View:
-    """What a walk through the entries of a Composite gives, each time anew. Keys are names, or tuples for nested entries.
+    """A view of the entries of a Composite, computed at each iteration. Keys are names, or tuples for nested entries.
 
     Args:
         walk: makes an iterator of (path, entry) pairs.
