@@ -121,7 +121,7 @@ class ShardActor:
     def save(self, path: str, token: str, seconds: float) -> int:
         """Save the shard as it is at a moment at which all shards are held. Returns the last durable write that it has.
 
-        RemoteTimeoutError after `timeout` seconds. The shard is blocked until this ends.
+        RemoteTimeoutError if this takes more than `seconds`. The shard is blocked until this ends.
         """
         until = time.monotonic() + seconds
         self._shard.hold(seconds)
