@@ -13,12 +13,12 @@ from interop.storages import CompressedListStorage, LazyStackStorage, ListStorag
 
 
 def identity(data: Any) -> Any:
-    """The batch as the storage gave it."""
+    """Return the result of the storage as the batch."""
     return data
 
 
 def stack(items: list[Any]) -> Any:
-    """Items stacked along a new first dim, leaf by leaf; unlike tensordicts lazily, texts as a list. TypeError for other
+    """Stack items along a new first dim, leaf by leaf; unlike tensordicts lazily, texts as a list. TypeError for other
     objects."""
     first = items[0] if items else None
     if first is None and not items:
@@ -47,14 +47,14 @@ def stack(items: list[Any]) -> Any:
 
 
 def lazily(items: list[Any]) -> Any:
-    """Tensordicts as a lazy stack of them, other items stacked."""
+    """Stack tensordicts lazily, other items as `stack` does."""
     if items and all(is_tensor_collection(item) for item in items):
         return lazy_stack(items)
     return stack(items)
 
 
 def _of_one_device(items: list[Any]) -> list[Any]:
-    """Tensordicts of one device, some of which do not say so, as ones that all do not; others as they are."""
+    """Clear the device of tensordicts if some have one device and the others none."""
     devices = {item.device for item in items}
     if len(devices) == 2 and None in devices:
         for item in items:
@@ -63,7 +63,7 @@ def _of_one_device(items: list[Any]) -> list[Any]:
 
 
 def default_for(storage: Storage) -> Callable[[Any], Any]:
-    """The collate function of a storage that the user gave none for; NotImplementedError for a storage of their own."""
+    """The default collate function of a storage; NotImplementedError for a user's storage."""
     if isinstance(storage, TensorStorage | LazyStackStorage):
         return identity
     if isinstance(storage, CompressedListStorage):

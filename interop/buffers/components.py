@@ -1,13 +1,21 @@
-"""The components of a buffer: made from what its constructor was given, and checked against each other."""
+"""The components of a buffer: created from the arguments of its constructor, and checked against each other."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from fbuf.memory_plan import Share
 from interop.buffers import collate
 from interop.data.class_names import class_of
+from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
-from interop.storages import ListStorage, Storage, StorageEnsemble
+from interop.specs.spec import TensorSpec
+from interop.storages import ListStorage, Storage, StorageEnsemble, TensorStorage
+from interop.storages import planning as of_storages
 from interop.transforms.chain import Compose, as_chain
 from interop.writers import Writer
 
@@ -15,7 +23,7 @@ Components = tuple[Storage, Sampler, Writer, Compose, Callable[[Any], Any]]
 
 
 def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:
-    """The component, made where a callable was given; TypeError for one of the wrong kind."""
+    """The component, or the result of a callable. TypeError for another kind."""
     made = default() if given is None and default is not None else given
     if not isinstance(made, kind) and callable(made):
         made = made()
@@ -33,7 +41,7 @@ def all_made(
     compilable: bool,
     default_writer: Callable[[bool], Writer],
 ) -> Components:
-    """All components of a buffer; None stands for the default, a callable for what it returns."""
+    """All components of a buffer. None stands for the default, a callable for its result."""
     sampler = made("sampler", sampler, Sampler, RandomSampler)
     room = sampler.max_size if isinstance(sampler, PrioritizedSampler) else 1000
     storage = made("storage", storage, Storage, lambda: ListStorage(room, compilable=compilable))
@@ -42,7 +50,7 @@ def all_made(
 
 
 def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUnit | None, prefetches: bool) -> None:
-    """ValueError, TypeError or RuntimeError for components of which no buffer can be made."""
+    """ValueError, TypeError or RuntimeError for components that do not fit together."""
     wanted = storage.asked_size  # before it is rounded up to whole rows
     if isinstance(sampler, PrioritizedSampler) and sampler.max_size < wanted:
         cure = f"build it with max_capacity={wanted}" if wanted < 2**31 else "give the storage a max_size"
@@ -51,3 +59,34 @@ def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUn
     if isinstance(storage, StorageEnsemble):
         raise TypeError("a buffer has one storage: a StorageEnsemble is for a ReplayBufferEnsemble")
     sampler.check_fit(storage, writer, prefetches, unit is not None)
+
+
+# ------------------------------------------------------------------ memory
+
+
+def shares_of(storage: Storage, sampler: Sampler, writer: Writer, stored: Any) -> list[Share]:
+    """The shares of a storage, a sampler and a writer. `stored` is a first row as `first_row` returns it, or None."""
+    if stored is not None and length_of(stored):
+        stored = writer.stamped(stored, torch.arange(1, device="cpu"))
+    found = list(storage.memory_shares(stored))
+    capacity = storage.max_size
+    if stored is not None and isinstance(storage, TensorStorage) and storage.ndim > 1 and not storage.initialized:
+        capacity = storage.item_capacity(stored)
+    found += sampler.memory_shares(storage, capacity)
+    if writer.tracks_generations and storage.max_size < 2**31:
+        found.append(Share("writer", "generations", "cpu", 8 * storage.row_capacity(stored)))
+    return found
+
+
+def example_of(data: Any, ndim: int, dim_extend: int) -> Any:
+    """The data for `extend`; an example row for a `TensorSpec`."""
+    return swapped(of_storages.row_of(data, ndim), dim_extend) if isinstance(data, TensorSpec) else data
+
+
+def first_row(stored: Any) -> Any:
+    """The first row of data, rows first."""
+    return stored[:1] if isinstance(stored, list) else each_leaf(stored, _first)
+
+
+def _first(leaf: Any) -> Any:
+    return leaf[:1] if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf

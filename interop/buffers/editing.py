@@ -27,14 +27,14 @@ def is_all(index: Any) -> bool:
 
 
 def owned(data: Any) -> Any:
-    """The data with tensors, tensordicts and tensorclasses of its own."""
+    """A copy of the data, with its own tensors, tensordicts and tensorclasses."""
     return each_leaf(
         data, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf
     )
 
 
 def as_key(index: Any) -> str | tuple[str, ...] | None:
-    """The key, nested or not, that an index names; "_data" in front says nothing."""
+    """The key, nested or not, of an index; None for an index of rows. A leading "_data" is ignored."""
     key = (index,) if isinstance(index, str) else index
     if not (isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)):
         return None
@@ -43,7 +43,7 @@ def as_key(index: Any) -> str | tuple[str, ...] | None:
 
 
 def unwrapped(index: Any) -> Any:
-    """The index out of a tuple of one."""
+    """The index, without a tuple of one around it."""
     return index[0] if isinstance(index, tuple) and len(index) == 1 else index
 
 
@@ -51,10 +51,10 @@ def unwrapped(index: Any) -> Any:
 
 
 def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> None:
-    """Write entries of stored tensordicts at an index in place, dims 0 and `dim` being exchanged.
+    """Write entries of stored tensordicts in place, at an index over items whose dims 0 and `dim` are exchanged.
 
-    With `adds`, entries that are not stored yet are added to all items. The lock of the storage is held. AttributeError
-    where no tensordicts are stored, and the errors of `_planned`.
+    With `adds`, unknown entries are added to all items. The lock of the storage is held. AttributeError for other items than
+    tensordicts, and the errors of `_planned`.
     """
     storage.refuse_forked_child()
     rows = storage.editable(given)
@@ -68,7 +68,7 @@ def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: boo
         storage.add_columns(swapped(rows, dim))
     for held, place, value in plan:
         held[place] = value
-    if defined_outside(storage, "get"):  # what it returned may be copies
+    if defined_outside(storage, "get"):  # its result may be a copy
         storage[:] = swapped(rows, dim)
     storage.edited(slice(None))
 
@@ -76,12 +76,10 @@ def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: boo
 def _planned(
     held: Any, given: Any, index: Any, path: Path = (), unknown: dict[Path, Any] | None = None
 ) -> Iterator[tuple[Tensor, Any, Tensor]]:
-    """Each stored tensor that is to be written, where in it, and the new values. Of a lazy stack the index names items.
+    """Yields each stored tensor to write, the index in it, and the new values. A number fills the tensor.
 
-    Entries that are not stored go into `unknown`, where that is given.
-
-    KeyError for a key that is not stored, TypeError for other values than numbers and tensors, IndexError out of range,
-    RuntimeError for another shape or dtype. A number fills the tensor.
+    Unknown entries go into `unknown`, or are a KeyError without it. TypeError for other values than numbers and tensors,
+    IndexError out of range, RuntimeError for another shape or dtype.
     """
     if not is_tensor_collection(held):
         yield held, index, _fitting(held[index], given, path)
@@ -105,7 +103,7 @@ def _planned(
 
 
 def _dealt(held: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> Iterator[tuple[Any, Any]]:
-    """The items of a lazy stack that an index names, each with its part of a value: stacked alike, or a number for all."""
+    """The items of a lazy stack at an index, each with its part of a value. A number is for all items."""
     single, items, dim = as_int(index), held.tensordicts, held.stack_dim
     if single is not None:
         yield items[single], value
@@ -122,7 +120,7 @@ def _dealt(held: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> I
 
 
 def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
-    """The entries of a dict or tensordict that `keys` name. KeyError for one that it does not have."""
+    """The entries of a dict or tensordict at `keys`. KeyError for a missing one."""
     every = given.items(include_nested=True) if is_tensor_collection(given) else given.items()
     entries = {as_path(key): value for key, value in every}
     missing = [key for key in keys if as_path(key) not in entries]
@@ -132,7 +130,7 @@ def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
 
 
 def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
-    """The value as a tensor that can be copied to the place."""
+    """The value as a tensor that fits the place."""
     if is_tensor_collection(value):
         raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written")
     if not isinstance(value, Tensor | np.ndarray):
@@ -161,9 +159,9 @@ def _name(path: Path) -> str:
 
 
 def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -> None:
-    """Write value at an index over stored items whose dims 0 and `dim` are exchanged. Length and cursor stay.
+    """Write a value at an index over stored items whose dims 0 and `dim` are exchanged. Length and cursor stay.
 
-    A value that does not fit, in shape or dtype, is refused before anything is written.
+    A value of another shape or dtype is refused before the write.
     """
     count = storage.shape[dim] if dim < storage.ndim and storage.shape is not None else 0
     if dim and isinstance(index, slice) and index.stop == count and index.indices(count) == (0, count, 1):
@@ -176,7 +174,7 @@ def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -
         place = _coordinates(storage.shape, dim, index)
         storage[place] = _numbered(storage, writer, place[0], value)
     else:
-        held = storage[:]  # the dim lies within the items, which are written as a whole
+        held = storage[:]  # the dim lies within the items: write them as a whole
         target = swapped(held, dim)
         if isinstance(held, TensorDictBase):
             value = _numbered(storage, writer, _coordinates(held.batch_size, dim, index)[0], value)
@@ -194,7 +192,7 @@ def _coordinates(shape: Sequence[int], dim: int, index: Any) -> tuple[Tensor, ..
 
 
 def _numbered(storage: Storage, writer: Writer, index: Any, value: Any) -> Any:
-    """The value with the row numbers that the writer keeps in tensordicts; index is over the rows."""
+    """The value with the row numbers that the writer adds to tensordicts; the index is over rows."""
     if not isinstance(value, TensorDictBase | list):
         return value
     shape = storage.shape if storage.shape is not None else torch.Size([0])

@@ -1,4 +1,4 @@
-"""Hindsight experience replay (arXiv:1707.01495): goals that were reached instead of those that were aimed at."""
+"""Hindsight experience replay (arXiv:1707.01495): replaces goals of transitions by goals that were reached."""
 
 import enum
 import math
@@ -22,42 +22,43 @@ from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage, columns
 from interop.writers import Writer
 
-_TAG = 0x4845  # tells the draws of goals from those of items that have the same key
+_TAG = 0x4845  # separates the draws of goals from the draws of items with the same key
 
 
 class HindsightStrategy(enum.Enum):
     """Which reached goal a transition gets."""
 
     FUTURE = "future"
-    """One that is reached by this transition or a later one of the episode, each equally likely."""
+    """One that this transition or a later one of the episode reaches, each equally likely."""
     FINAL = "final"
     """The one that the last stored transition of the episode reaches."""
     EPISODE = "episode"
-    """Any that is reached in the episode, as far as it is stored."""
+    """Any that a stored transition of the episode reaches."""
     RANDOM = "random"
-    """Any that is reached by a stored transition."""
+    """Any that a stored transition reaches."""
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` that gives part of each batch another goal, one that was reached, and its reward.
+    """A `TensorDictReplayBuffer` that relabels a part of each batch with goals that were reached, and their rewards.
 
-    The first `int(batch_size * her_ratio)` transitions of a batch are relabelled: under `goal_key`, and where it is stored
-    under ("next", *goal_key), stands the goal that the strategy chooses, and `reward_fn` says what the transition earns.
-    What a transition reaches is stored under ("next", *achieved_goal_key); where that is not stored, `achieved_goal_key`
-    itself is taken, which is what was reached before the action. Episodes end where `end_key`, or "terminated" beside it,
-    is true, at the newest stored transition, and where the ring has overwritten their beginning. What was written since the
-    last draw is looked at once; a draw then costs O(batch * log episodes). An edit of a stored end counts if it is made by
-    `set_`, `update_` or `rb[...] =`, not through a view. Transforms see batches after relabelling.
+    The first `int(batch_size * her_ratio)` transitions of a batch get the goal that the strategy chooses, under `goal_key`
+    and, if it is stored, ("next", *goal_key); and the reward that `reward_fn` returns. A transition reaches the goal under
+    ("next", *achieved_goal_key), or under `achieved_goal_key` if the former is not stored.
+
+    Episodes end where `end_key`, or "terminated" beside it, is true; at the newest transition; and where the ring has
+    overwritten their beginning. A draw costs O(batch * log episodes), and looks once at the rows written since the last
+    one. Edits of stored ends count if they are made by `set_`, `update_` or `rb[...] =`, not through a view. Transforms see
+    relabelled batches.
 
     Args:
-        reward_fn: the rewards of relabelled transitions, [n] or [n, 1], of a tensordict [n] of them. It may also return a
-            pair of rewards and whether the transitions are terminal for the new goal; "terminated" and "done" beside
-            `end_key` are then set, a truncated transition staying done. Otherwise they stay as stored.
+        reward_fn: takes a tensordict [n] of relabelled transitions, returns rewards, [n] or [n, 1]. It may also return a
+            pair: rewards, and whether each transition is terminal for the new goal. Then "terminated" and "done" beside
+            `end_key` are set; a truncated transition stays done. Otherwise they stay as stored.
         her_ratio: the part that is relabelled, from 0 to 1.
         strategy: a `HindsightStrategy` or its value: "future", "final", "episode" or "random".
-        goal_key, achieved_goal_key, reward_key, end_key: where items have these; KeyError at the draw where they have not.
-        sampler: which transitions are drawn.
-        **kwargs: as for `TensorDictReplayBuffer`; the storage has one item dim, and no sample unit is given.
+        goal_key, achieved_goal_key, reward_key, end_key: entries of the items; KeyError at the draw if one is missing.
+        sampler: draws the transitions.
+        **kwargs: as for `TensorDictReplayBuffer`; the storage has one item dim, and there is no sample unit.
     """
 
     def __init__(
@@ -75,14 +76,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     ) -> None:
         if not callable(reward_fn):
             raise TypeError(f"reward_fn must be callable, got {type(reward_fn).__name__}")
-        if isinstance(her_ratio, bool) or not isinstance(her_ratio, int | float | np.number):
-            raise TypeError(f"her_ratio must be a number, got {her_ratio!r}")
         if not 0 <= her_ratio <= 1:
             raise ValueError(f"her_ratio must be in [0, 1], got {her_ratio}")
         if expanding(kwargs.get("sample_unit")) is not None:
-            raise ValueError(
-                "sample_unit and hindsight exclude each other: the rows of a window would have several goals"
-            )
+            raise ValueError("sample_unit and hindsight exclude each other: a window would have several goals")
         self.reward_fn = reward_fn
         self.her_ratio = float(her_ratio)
         self.strategy = HindsightStrategy(strategy)
@@ -90,7 +87,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.achieved_goal_key = _path("achieved_goal_key", achieved_goal_key)
         self.reward_key = _path("reward_key", reward_key)
         self.end_key = _path("end_key", end_key)
-        self._found: tuple[Any, _Entries] | None = None  # the entries, and the layout that has them
+        self._found: tuple[Any, _Entries] | None = None  # a layout and its entries
         super().__init__(sampler=sampler, **kwargs)
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
@@ -121,7 +118,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return lambda data: self._relabelled(data if first is None else first(data), goals, entries)
 
     def _goal_rows(self, rows: np.ndarray, episodes: StoredTrajectories, shares: np.ndarray) -> np.ndarray:
-        """The transitions whose goals are taken for the ones at rows; `shares` of [0, 1) say which."""
+        """The transitions that reach the goals for the transitions at rows; `shares`, of [0, 1), choose them."""
         filled = len(self._storage)
         if self.strategy is HindsightStrategy.RANDOM:
             return (shares * filled).astype(np.int64)
@@ -148,7 +145,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return data
 
     def _set_ends(self, data: TensorDictBase, terminal: Any, count: int, entries: "_Entries") -> None:
-        """Set the flags of transitions that are terminal or not for their new goal; truncated ones stay done."""
+        """Set the flags of relabelled transitions; truncated ones stay done."""
         keys = self._flags()
         done, terminated, truncated = (data.get(key)[:count] if key in entries.flags else None for key in keys)
         held = done if terminated is None else terminated
@@ -156,9 +153,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             raise KeyError(f"reward_fn says what is terminal, but neither {keys[0]} nor {keys[1]} is stored")
         now = _fitting("terminated", terminal, held)
         if done is not None:
-            cut = torch.zeros_like(done) if terminated is None else done & ~terminated
-            cut = cut if truncated is None else truncated
-            _put(data, keys[0], now.reshape(done.shape) | cut.reshape(done.shape))
+            if truncated is None:
+                truncated = torch.zeros_like(done) if terminated is None else done & ~terminated
+            _put(data, keys[0], now.reshape(done.shape) | truncated.reshape(done.shape))
         if terminated is not None:
             _put(data, keys[1], now)
 
@@ -166,7 +163,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return [(*self.end_key[:-1], name) for name in ("done", "terminated", "truncated")]
 
     def _entries(self) -> "_Entries":
-        """The entries that items have; found once for a layout. KeyError for one that they must have."""
+        """The entries that hindsight uses; cached for a layout. KeyError for missing ones."""
         layout = getattr(self._storage, "layout", None)
         if self._found is None or layout is None or self._found[0] is not layout:
             self._found = layout, self._find_entries()
@@ -201,7 +198,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
 
 class _Entries(NamedTuple):
-    """The entries of items that hindsight reads or sets."""
+    """Entries of items, and the episodes that they delimit."""
 
     goals: list[tuple[str, ...]]
     reached: tuple[str, ...]
@@ -209,11 +206,8 @@ class _Entries(NamedTuple):
     episodes: StoredTrajectories
 
 
-# ------------------------------------------------------------------ entries
-
-
 def _next(key: tuple[str, ...]) -> tuple[str, ...]:
-    """Where an entry is that the next state has."""
+    """The path of an entry of the next state."""
     return key if key[0] == "next" else ("next", *key)
 
 
@@ -233,7 +227,7 @@ def _put(data: TensorDictBase, key: tuple[str, ...], values: Tensor) -> None:
 
 
 def _fitting(name: str, value: Any, held: Tensor) -> Tensor:
-    """What `reward_fn` returned in the shape and dtype of what is stored. TypeError or ValueError where it cannot be."""
+    """A result of `reward_fn` in the shape and dtype of the stored entry. TypeError or ValueError if it does not fit."""
     if not isinstance(value, Tensor):
         raise TypeError(f"reward_fn must return {name} as a tensor, got {type(value).__name__}")
     count = held.shape[0]

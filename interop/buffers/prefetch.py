@@ -1,4 +1,4 @@
-"""Batches made ahead of time by other threads."""
+"""The prefetch queue: batches that threads make ahead of time."""
 
 import threading
 from collections import deque
@@ -13,10 +13,10 @@ from interop.shared.storage_lock import Held
 
 
 class Prefetch:
-    """A queue of up to `depth` requests for batches, first in first out, each of which a thread makes.
+    """A FIFO queue of up to `depth` requests for batches; threads make the batches.
 
-    It is no state: dropped requests are undone, so the next calls draw them again. A buffer drops its queue when what
-    batches are made of changes, and before it is saved or copied. Copies and forked children begin with an empty queue.
+    The queue is not part of the state: dropped requests are undone, and the next calls draw them again. A buffer drops its
+    queue after a change, and before it is saved or copied. Copies and forked children begin with an empty queue.
     """
 
     def __init__(self, depth: int) -> None:
@@ -25,11 +25,11 @@ class Prefetch:
         renew_in_children(self)
 
     def renew(self) -> None:
-        # Of the queue alone: no thread waits for a batch, or for a buffer, while it holds this.
+        # Guards the queue only: no thread waits for a batch or a buffer while it holds this lock.
         self.mutex = threading.RLock()
         self._queue: deque[Request] = deque()
-        self._awaited: list[Request] = []  # by calls of other threads
-        self._error: Exception | None = None  # of the request after those
+        self._awaited: list[Request] = []  # requests that calls of other threads wait for
+        self._error: Exception | None = None  # of the request after these
         self._pool: ThreadPoolExecutor | None = None
 
     def take(
@@ -40,17 +40,17 @@ class Prefetch:
         make: Callable[[Request], Any],
         lock: AbstractContextManager[Any],
     ) -> Any:
-        """The oldest batch, or one drawn now where none waits; then the queue is filled while `more()`.
+        """Return the oldest batch, or draw one if the queue is empty. Then fill the queue while `more()`.
 
-        An error of a thread is raised by the call that would have returned its batch, and drops the queue: the next call
+        The error of a thread is raised by the call that would have returned its batch, and drops the queue: the next call
         draws that batch again.
 
         Args:
             draw: draws and makes a batch.
-            request: the next request, or None for no more; an error is raised by the call that finds the queue empty.
-            more: whether there is another batch in the epoch.
-            make: makes a batch; run by threads. None for a request that is stale.
-            lock: held while requests are made. It is taken before that of the queue, as by a writer that drops it.
+            request: returns the next request, or None for no more; the call that finds the queue empty raises its error.
+            more: whether the epoch has another batch.
+            make: makes a batch, in a thread; None for a stale request.
+            lock: held while requests are made. It is taken before the lock of the queue, as in writes that drop the queue.
         """
         with self.mutex:
             oldest = self._queue.popleft() if self._queue else None
@@ -94,9 +94,9 @@ class Prefetch:
         return draw()
 
     def drop(self) -> None:
-        """Undo all requests whose batches were not returned. To be called after the change that makes them stale.
+        """Undo all requests whose batches were not returned. Call it after the change that makes them stale.
 
-        Does not wait: the caller may hold a lock that the threads are waiting for.
+        It does not wait, because the caller may hold a lock that the threads need.
         """
         with self.mutex:
             stale = [*self._awaited, *self._queue]
@@ -105,11 +105,11 @@ class Prefetch:
                 pending.drop()
 
     def held(self) -> Held:
-        """A context in which no other thread takes a batch of the queue, or makes a request."""
+        """A context in which no other thread takes a batch from the queue or makes a request."""
         return Held(self._held())
 
     def _held(self) -> Iterator[None]:
-        with self.mutex:  # a plain lock in an `ExitStack` would stay held after a signal before the body of its `with`
+        with self.mutex:  # an `ExitStack` could keep a plain lock after a signal
             yield
 
     def __len__(self) -> int:

@@ -16,8 +16,8 @@ from torch import Tensor
 import fbuf
 from fbuf.checkpoint import Fields, Source, Writing
 from fbuf.memory_plan import Plan, Share
-from interop.buffers import checkpoints, collate, editing, planning
-from interop.buffers.components import all_made, check_fit, made
+from interop.buffers import checkpoints, collate, editing
+from interop.buffers.components import all_made, check_fit, example_of, first_row, made, shares_of
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
@@ -664,12 +664,12 @@ class ReplayBuffer(Sampled):
     def memory_shares(self, data: Any) -> list[Share]:
         """The shares of `plan`. The lock is held."""
         stored = None if data is None else self._first_row_of(data)
-        return planning.shares(self._storage, self._sampler, self._writer, stored)
+        return shares_of(self._storage, self._sampler, self._writer, stored)
 
     def _first_row_of(self, data: Any) -> Any:
         """The first row of data as it would be stored."""
         chain = self._transform
-        data = planning.example(data, self._storage.ndim, self.dim_extend)
+        data = example_of(data, self._storage.ndim, self.dim_extend)
         kept = chain.snapshot() if chain.keeps else None
         try:
             stored = self._to_store(data)
@@ -678,7 +678,7 @@ class ReplayBuffer(Sampled):
                 chain.restore(kept)
         if stored is None:
             raise RuntimeError("a transform wants nothing of this data stored: give plan() more rows")
-        return planning.first_row(swapped(stored, self.dim_extend))
+        return first_row(swapped(stored, self.dim_extend))
 
     def to_fbuf(
         self, batch_size: int | None = None, *, narrow: bool = False, transforms: Literal["refuse", "drop"] = "refuse"

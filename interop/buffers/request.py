@@ -1,4 +1,4 @@
-"""A request for a batch: what decides its draw, and what was drawn for it already."""
+"""A request for a batch: its samplers, sizes and keys, and the reservations made for it."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from interop.storages import Storage, TensorStorage
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Part:
-    """What one buffer gives to a batch."""
+    """The part of a batch that one buffer gives."""
 
     place: int  # of the member of an ensemble
     sampler: Sampler
@@ -28,11 +28,11 @@ class Part:
     reservation: Reservation | None = None
 
     def reserve(self) -> None:
-        """Draw now what the key and what is stored do not determine: from an epoch, or by a user's sampler."""
+        """Draw now if key and stored items do not determine the draw: from an epoch, or by a user's sampler."""
         self.reservation = self.sampler.reserve(self.storage, self.size, self.key)
 
     def draw(self) -> tuple[Any, dict[Any, Any]]:
-        """The index of the items, and the info."""
+        """The index of the items and the info."""
         drawn = self.reservation
         if drawn is None:
             return self.sampler.draw(self.storage, self.size, self.key)
@@ -41,9 +41,9 @@ class Part:
         return drawn.slots, drawn.info
 
     def draw_slots(self) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
-        """Flat slots, the info with the index, and the rows where the program that draws has read them.
+        """Flat slots, the info with the index, and the rows if the program that draws has read them.
 
-        For a storage and a sampler that `reads_slots` names.
+        Storage and sampler satisfy `reads_slots`.
         """
         sampler, storage = cast(DrawingSampler, self.sampler), cast(TensorStorage, self.storage)
         if self.reservation is None:
@@ -55,17 +55,17 @@ class Part:
 
 
 def reads_slots(storage: Storage, sampler: Sampler) -> bool:
-    """Whether the library both draws and reads flat slots, which need none of the checks of an index from outside."""
+    """Whether the library draws and reads flat slots, which need no validation."""
     return isinstance(storage, TensorStorage) and type(storage).get is TensorStorage.get and names_slots(sampler)
 
 
 class Request:
-    """A batch that is not returned yet. What was drawn for it, of epochs and of generators, can be undone."""
+    """A batch that is not returned yet. Its draws from epochs and generators can be undone."""
 
     __slots__ = ("_after", "_before", "dropped", "future", "parts")
 
     def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
-        """Begin a request whose keys come from these generators; None for torch's global one."""
+        """Begin a request with keys from these generators; None for torch's global one."""
         self.parts: list[Part] = []
         self.dropped = False
         self.future: Future[Any] | None = None
@@ -79,31 +79,31 @@ class Request:
 
     @property
     def is_current(self) -> bool:
-        """Whether what was drawn for it can be returned."""
+        """Whether its batch can be returned."""
         return not self.dropped and all(part.reservation is None or part.reservation.is_current for part in self.parts)
 
     def can_be_read(self, part: Part) -> bool:
-        """Whether it was not dropped and no write made it stale. The lock of the storage is held."""
+        """Whether it was neither dropped nor made stale by a write. The lock of the storage is held."""
         if not self.dropped and part.reservation is not None and not part.reservation.is_own:
             part.sampler.catch_up(part.storage)
         return self.is_current
 
     def commit(self) -> None:
-        """Have it count as returned."""
+        """Count it as returned."""
         for part in self.parts:
             if part.reservation is not None:
                 part.reservation.commit()
 
     def abandon(self) -> None:
-        """Undo a request that failed: generators are as before it."""
+        """Undo a failed request, and restore the generators."""
         self._release()
         for generator, before in self._before:
             generator.set_state(before)
 
     def drop(self) -> None:
-        """Undo a closed request: its items remain to be drawn.
+        """Undo a closed request: its items remain in the epoch.
 
-        Its keys are undone where nothing was drawn from the generator since; never those of the global generator.
+        Restores each generator that was not used since, but never torch's global one.
         """
         self.dropped = True
         if self.future is not None:

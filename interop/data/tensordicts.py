@@ -15,6 +15,7 @@ _NON_TENSOR = {"_tensordict", "_non_tensordict", "_is_initialized"}
 _KNOWN_NON_TENSOR = vars(NonTensorData(0)).keys() == _NON_TENSOR
 # The class of plain tensordicts, whose entries `held` gives; None where this version has other insides.
 PLAIN: Any = TensorDict if vars(_EMPTY).keys() == {"_tensordict", "_batch_size", "_device", "_td_dim_names"} else None
+_dtype = attrgetter("dtype")
 held, _dim_names = attrgetter("_tensordict"), attrgetter("_td_dim_names")  # of tensordicts, also of tensorclasses
 
 
@@ -42,14 +43,18 @@ def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
     for key in every[0]:
         column = [each.get(key) for each in every]
         kinds = set(map(type, column))
-        if kinds == {Tensor} and len({(each.shape, each.dtype) for each in column}) == 1:
-            entries[key] = torch.stack(column)
+        if kinds == {Tensor} and len(set(map(_dtype, column))) == 1:
+            try:
+                entries[key] = torch.stack(column)
+            except RuntimeError:  # unlike shapes
+                return None
         elif kinds != {TensorDict} or (nested := densely_stacked(column)) is None:
             return None
         else:
             entries[key] = nested
-    names = first.names
-    return unchecked(entries, torch.Size((len(items), *shape)), device, [None, *names] if any(names) else None)
+    size = torch.Size((len(items), *shape))
+    names = first.names if _dim_names(first) else []
+    return unchecked(entries, size, device, [None, *names]) if any(names) else of_entries(entries, size, device)
 
 
 def unchecked(

@@ -27,18 +27,18 @@ _LEAST = 64  # entries of an update: fewer cost as much, and each length a progr
 
 
 class FunctionalReplayBuffer:
-    """A stateful replay buffer for torch over a functional buffer with any rules, or a `Mixture`, and its state.
+    """A stateful replay buffer for torch over an `fbuf.Buffer` with any rules, and its state.
 
-    Batches are those that `jax.jit(buffer.sample)` draws, and cross without a copy. Items that are nested dicts come as
-    TensorDict, others as the same pytree of tensors. Calls are safe from several threads.
+    Batches are those that `jax.jit(buffer.sample)` draws; they reach torch without a copy. Items that are nested dicts
+    become TensorDicts, other items pytrees of tensors. Calls are safe from several threads.
 
     Args:
         buffer: the rules.
-        state: what `buffer.init` or a program returned. It is taken over: the first write donates it.
+        state: from `buffer.init` or a program. The buffer takes it over: the first write donates it.
         batch_size: of `sample()` and of iteration.
-        beta: how much "priority_weight" corrects for priorities. May be set later.
+        beta: exponent of the "priority_weight". Can be set at any time.
         priority_key: the entry of TensorDicts that `extend` and `update_tensordict_priority` take priorities from.
-        truncated_key: for slices the flag of their ends, with "done" and "terminated" beside it; None for none of them.
+        truncated_key: for slices the flag of their ends, with "done" and "terminated" beside it; None for no flags.
         generator: governs every draw; by default torch's global one.
 
     TypeError for traced arrays and dtypes that torch does not have; ValueError for a state of another buffer, on several
@@ -47,7 +47,7 @@ class FunctionalReplayBuffer:
 
     def __init__(
         self,
-        buffer: fbuf.Buffer | fbuf.Mixture,
+        buffer: fbuf.Buffer,
         state: Any,
         *,
         batch_size: int | None = None,
@@ -56,28 +56,26 @@ class FunctionalReplayBuffer:
         truncated_key: Any = ("next", "truncated"),
         generator: torch.Generator | None = None,
     ) -> None:
-        if not isinstance(buffer, fbuf.Buffer | fbuf.Mixture):
-            raise TypeError(f"buffer must be a fbuf.Buffer or fbuf.Mixture, got {type(buffer).__name__}")
+        if not isinstance(buffer, fbuf.Buffer):
+            raise TypeError(f"buffer must be a fbuf.Buffer, got {type(buffer).__name__}")
         self.buffer, self.priority_key, self.generator, self.beta = buffer, priority_key, generator, beta
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size)
-        self._members = buffer.buffers if isinstance(buffer, fbuf.Mixture) else (buffer,)
-        self._rooms = np.array([each.capacity * each.items_per_row for each in self._members])
-        item = _item_of(self._members[0], state[0] if isinstance(state, tuple) and state else state)
+        item = _item_of(buffer, state)
         self._held = HeldState(state, jax.eval_shape(lambda: buffer.init(item)))
         self._lock = self._held.lock
         self.device = bridge.torch_device(self._held.device)
-        flags = truncated_key is not None and isinstance(self._members[0].sampler, fbuf.Slices)
+        flags = truncated_key is not None and isinstance(buffer.sampler, fbuf.Slices)
         truncated = as_path(truncated_key) if flags else ()
         leaves, structure = jax.tree.flatten(item)
         self._programs = programs_of(buffer, structure, tuple(leaves), self.device, truncated)
         if any(truncated[:n] in self._programs.specs for n in range(1, len(truncated))):
             raise ValueError(f"truncated_key={truncated_key!r} lies below a tensor of the items: give another, or None")
-        self._keeps = any(each.sampler.keeps_priorities for each in self._members)
+        self._keeps_priorities = buffer.sampler.keeps_priorities
         self._has_ended = False  # the epoch, with the last batch of `next`
 
     @property
     def beta(self) -> float:
-        """How much "priority_weight" corrects for priorities. It may be set at any time."""
+        """The exponent of the "priority_weight". Can be set at any time."""
         return float(self._beta)
 
     @beta.setter
@@ -96,23 +94,21 @@ class FunctionalReplayBuffer:
             return self._held.tree(map(jnp.copy, self._held.leaves))
 
     def __len__(self) -> int:
-        """Items stored, in all lanes and members."""
+        """Items stored, in all lanes."""
         with self._lock:
             return int(self.buffer.size(self._held.tree(self._held.leaves)))
 
     # ------------------------------------------------------------------ writes
 
-    def extend(self, data: Any, *, member: int | None = None) -> Tensor:
+    def extend(self, data: Any) -> Tensor:
         """Write a copy of a batch of leaves [n, *lanes, ...]. Returns the index of each item.
 
         The index is int64 [n], with lanes [n * lanes, dims] in the order of time, then lanes; -1 for an item that was not
-        kept. An entry `priority_key` gives new items priorities, where the sampler keeps some. Of a `Mixture` the
-        buffer with the number `member` is written. Nothing is cast; where data does not fit nothing is written. One trace
-        for each n.
+        kept. An entry `priority_key` sets the priorities of the new items if the sampler has priorities. Nothing is cast;
+        data that does not fit is refused before the write. One trace for each n.
         """
-        number = self._number(member)
-        dims = 1 + len(self._members[number].lanes)
-        priority = data.get(self.priority_key, None) if self._keeps and is_tensor_collection(data) else None
+        dims = 1 + len(self.buffer.lanes)
+        priority = data.get(self.priority_key, None) if self._keeps_priorities and is_tensor_collection(data) else None
         if priority is not None and as_path(self.priority_key) not in self._programs.specs:
             data = data.exclude(self.priority_key)
         rows = self._programs.arrays(data, dims)
@@ -123,50 +119,44 @@ class FunctionalReplayBuffer:
         if not count:
             return torch.zeros((0, dims) if dims > 1 else 0, dtype=torch.int64, device=self.device)
         with self._lock:
-            (written,) = self._held.donate(self._programs.extend, rows, number)
+            (written,) = self._held.donate(self._programs.extend, rows)
             index = bridge.hand_over(written, torch.int64)
             if values is not None:
-                self._update(self._slots_of(index, number), number, values)
+                self._update(self._slots_of(index), values)
         return index
 
-    def add(self, item: Any, *, member: int | None = None) -> Any:
+    def add(self, item: Any) -> Any:
         """Write one item, or with lanes one row [*lanes, ...]. Returns an int, or None for an item that was not kept; with
         lanes the index of `extend`."""
         rows = item.unsqueeze(0) if is_tensor_collection(item) else jax.tree.map(lambda leaf: leaf[None], item)
-        index = self.extend(rows, member=member)
+        index = self.extend(rows)
         if index.ndim > 1:
             return index
         return None if index < 0 else int(index)
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give items new priorities, one for each or one for all.
+        """Set priorities of items: one for each, or one for all. O(n log capacity).
 
-        The index is an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. Of a
-        `Mixture` it is the "index" of a sample or its info, which names members too. For what is refused nothing is
-        changed. O(n log capacity).
+        The index is an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. A
+        refused call changes nothing.
         """
-        if not self._keeps:
+        if not self._keeps_priorities:
             raise TypeError(f"{self.buffer!r} keeps no priorities: build it with sampler=fbuf.Prioritized(...)")
-        number: Any = None
-        if is_tensor_collection(index) or isinstance(index, dict):
-            index, number = index["index"], flat_slots(index["buffer_ids"], None)[0]
-        number = self._number(number)
-        slots = self._slots_of(index, number)
+        slots = self._slots_of(index)
         values = one_for_each(slots, _priorities(priority))
         with self._lock:
-            self._update(slots, number, values)
+            self._update(slots, values)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """`update_priority` by the entry `priority_key` of a sample; of several values for a row by the largest. Does
-        nothing where the sampler keeps no priorities."""
-        if self._keeps:
+        """`update_priority` by the entry `priority_key` of a sample; of several values of a row the largest counts. Does
+        nothing if the sampler has no priorities."""
+        if self._keeps_priorities:
             priority = data[self.priority_key]
             self.update_priority(data["index"], priority.reshape(priority.shape[0], -1).amax(1))
 
-    def _update(self, slots: np.ndarray, number: int | np.ndarray, values: np.ndarray) -> None:
+    def _update(self, slots: np.ndarray, values: np.ndarray) -> None:
         if slots.size:
-            entries = slots, np.broadcast_to(np.int32(number), slots.shape), values
-            self._held.donate(self._programs.update, *(compiled.padded(each, _LEAST) for each in entries))
+            self._held.donate(self._programs.update, *(compiled.padded(each, _LEAST) for each in (slots, values)))
 
     def empty(self) -> None:
         """Remove all items. The memory is kept."""
@@ -180,20 +170,18 @@ class FunctionalReplayBuffer:
     # ------------------------------------------------------------------ reads
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """A batch; with `return_info` also the info, a dict.
+        """Draw a batch; with `return_info` also return the info, a dict.
 
-        TensorDicts have the info among their entries: "index"; "priority_weight" where the sampler keeps priorities; for
-        slices, which come one after the other, [slices * time], the flags of `truncated_key`, and where slices may be
-        padded ("collector", "mask"). Of a `Mixture` "index" is nested: "index", a slot, and "buffer_ids", the members. The
-        batch is smaller at the end of an epoch, or where a member is empty. RuntimeError where nothing can be drawn. One
-        trace for each batch size.
+        TensorDicts have the info among their entries: "index"; "priority_weight" if the sampler has priorities; for
+        slices, [slices * time], the flags of `truncated_key` and, if slices may be padded, ("collector", "mask"). The batch
+        is smaller at the end of an epoch. RuntimeError if nothing can be drawn. One trace for each batch size.
         """
         program, tensors, _ = self._draw(batch_size)
         data = program.batch(tensors)
         return (data, program.info(tensors)) if return_info else data
 
     def _draw(self, batch_size: int | None) -> tuple[DrawProgram, list[Tensor], bool]:
-        """The entries of a batch, and whether an epoch has ended with it."""
+        """The entries of a batch, and whether it ended an epoch."""
         size = self.batch_size if batch_size is None else whole("batch_size", batch_size)
         if size is None:
             raise RuntimeError("batch_size not specified: give it to sample(), or to from_fbuf()")
@@ -230,60 +218,47 @@ class FunctionalReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """A copy of the items at slots: an int, a slice, integers, a mask, or the index of a sample.
 
-        Of a `Mixture`: `rb[member, index]`. IndexError for slots that hold nothing. O(capacity).
+        IndexError for empty slots. O(capacity).
         """
-        member = None
-        if isinstance(self.buffer, fbuf.Mixture):
-            if not isinstance(index, tuple) or len(index) != 2:
-                raise TypeError("items of a mixture are those of a member: rb[member, index]")
-            member, index = index
-        number = self._number(member)
         if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
-            index = self._slots_of(index, number)
+            index = self._slots_of(index)
         with self._lock:
-            state = self._programs.states(self._held.leaves)[number]
-            stored = np.arange(int(self._members[number].size(state)), dtype=np.int32)
+            leaves = self._held.leaves
+            stored = np.arange(len(self), dtype=np.int32)
             slots = stored[index.cpu().numpy() if isinstance(index, Tensor) else index]
             flat = slots.reshape(-1) if slots.size else np.zeros(1, np.int32)  # an empty batch is part of one row
-            arrays = self._programs.read(self._held.leaves, compiled.padded(flat), number)
+            arrays = self._programs.read(leaves, compiled.padded(flat))
         tensors = [bridge.hand_over(each)[: slots.size].reshape((*slots.shape, *each.shape[1:])) for each in arrays]
         return self._programs.build(tensors, slots.shape)
 
-    def _number(self, member: Any) -> Any:
-        """The number of a member, or of many. TypeError for none of a mixture, and for one of a single buffer."""
-        if (member is None) is isinstance(self.buffer, fbuf.Mixture):
-            raise TypeError(f"a mixture needs the number of a member, a single buffer has none, got member={member!r}")
-        if member is not None and not np.isin(member, range(len(self._members))).all():
-            raise IndexError(f"there are {len(self._members)} members, got member={member}")
-        return 0 if member is None else member
-
-    def _slots_of(self, index: Any, number: int | np.ndarray) -> np.ndarray:
-        """Slots, int32 [n], of one member or of one each. TypeError and IndexError for what names no slots."""
+    def _slots_of(self, index: Any) -> np.ndarray:
+        """Slots, int32 [n]. TypeError and IndexError for an index of anything else."""
         if isinstance(index, tuple):
             index = torch.stack([torch.as_tensor(each) for each in index], -1)
         index = index.cpu() if isinstance(index, Tensor) else index
-        if np.ndim(index) == 2 and np.ndim(number) == 0 and (lanes := self._members[number].lanes):
-            index = of_coordinates(np.asarray(index), (self._members[number].capacity, *lanes))
+        if np.ndim(index) == 2 and self.buffer.lanes:
+            index = of_coordinates(np.asarray(index), (self.buffer.capacity, *self.buffer.lanes))
         slots, lowest, _ = flat_slots(index, None)
         refuse_below(lowest)
-        if (outside := slots[slots >= self._rooms[number]]).size:
-            raise IndexError(f"index {outside[0]} is out of range: there is room for {self._rooms.tolist()} items")
+        room = self.buffer.capacity * self.buffer.items_per_row
+        if (outside := slots[slots >= room]).size:
+            raise IndexError(f"index {outside[0]} is out of range: there is room for {room} items")
         return slots.astype(np.int32)
 
     # ------------------------------------------------------------------ the state
 
     def functional(self, *, backup: bool = True) -> contextlib.AbstractContextManager[Handle]:
-        """Take the state over, for programs that have it donated; assign the one to be given back to `handle.state`.
+        """A block that takes the state over, for programs that get it donated. Assign the new state to `handle.state`.
 
             with rb.functional() as handle:
                 handle.state, net = train(handle.state, net)  # jitted, with donate_argnums=0
 
-        Until the block ends, other calls of the buffer raise RuntimeError. Then the buffer has the last state assigned, also
-        where the block raised. If that one has no values (it was donated and nothing was given back, or its program failed),
-        the buffer has the copy from the entry: RuntimeError where the block did not raise. With `backup=False` there is no
-        copy, and the state is lost: calls raise RuntimeError until `loads()` or `empty()`.
+        Until the block ends, other calls of the buffer raise RuntimeError. Then the buffer has the last state assigned,
+        also if the block raised. If that state has no values (it was donated and not replaced, or its program failed), the
+        buffer has the copy from the entry: RuntimeError if the block did not raise. With `backup=False` there is no copy,
+        and the state is lost: calls raise RuntimeError until `loads()` or `empty()`.
         """
-        return self._held.lend(self.buffer, backup)
+        return self._held.lend(backup)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save the state, beta and the generator's state in a folder that `fbuf.load_state` reads, as `fbuf.save_state`."""
@@ -317,7 +292,7 @@ class FunctionalReplayBuffer:
 
 
 def _item_of(buffer: fbuf.Buffer, state: Any) -> Any:
-    """The shapes and dtypes of an item of a state. ValueError for what is no state of this buffer."""
+    """The shapes and dtypes of an item of a state. ValueError for any other object."""
     if not isinstance(state, fbuf.BufferState):
         raise ValueError(f"the state must be what {type(buffer).__name__}.init returns, got {type(state).__name__}")
     specs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), state)
@@ -326,7 +301,7 @@ def _item_of(buffer: fbuf.Buffer, state: Any) -> Any:
 
 
 def _priorities(priority: Any) -> np.ndarray:
-    """Priorities in the widest float that JAX has. TypeError for no real numbers, ValueError for refused ones."""
+    """Priorities in the widest float that JAX has. TypeError for other dtypes than real numbers, ValueError for bad ones."""
     return good_priorities(priority, str(jax.dtypes.canonicalize_dtype("float64")))[0]
 
 

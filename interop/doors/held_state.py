@@ -7,16 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import fbuf
-from fbuf import NotEnoughMemoryError, Plan, memory_plan
-from fbuf.free_memory import place_of
 from interop.host.threads import Lock, uninterrupted
-
-_SMALL = 1 << 26  # bytes of a state below which free memory is not asked for, which takes a millisecond
 
 
 class HeldState:
-    """The leaves of a state, and whether a loop has them. All but `lend` is for holders of the lock.
+    """The leaves of a state, and whether a loop of the user has them. Hold `lock` for all calls but `lend`.
 
     Args:
         state, like: arrays, and their shapes and dtypes. The errors of `device_of`.
@@ -29,7 +24,7 @@ class HeldState:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a program that had the state donated did not give it back."""
+        """Whether the state was donated to a program that did not return it."""
         return any(leaf.is_deleted() for leaf in self._leaves)
 
     @property
@@ -55,21 +50,21 @@ class HeldState:
             self._leaves = tuple(jax.device_put(jax.tree.leaves(state), self.device))
 
     def donate(self, program: Callable[..., Any], *given: Any) -> list[Any]:
-        """Run a program that has the leaves donated and returns them first; what else it returns. Signals wait."""
+        """Run a program on the donated leaves, which it returns first. Returns its other results. Signals wait."""
         leaves = self.leaves
         with uninterrupted():
             self._leaves, *more = program(leaves, *given)
         return more
 
     @contextlib.contextmanager
-    def lend(self, buffer: fbuf.Buffer | fbuf.Mixture, backup: bool) -> Iterator["Handle"]:
+    def lend(self, backup: bool) -> Iterator["Handle"]:
         """A block in which a loop has the state. See `FunctionalReplayBuffer.functional`."""
         with self.lock:
             leaves = self.leaves
-            copy = self._copied(leaves) if backup else None
+            with jax.ensure_compile_time_eval():
+                copy = tuple(map(jnp.copy, leaves)) if backup else None
             self.is_out = True
-        handle = Handle(buffer, self.tree(leaves), self._accept)
-        failure: Exception | None = None
+        handle, failure = Handle(self, self.tree(leaves)), None
         try:
             yield handle
         finally:
@@ -80,11 +75,11 @@ class HeldState:
             raise RuntimeError(f"no state that is alive was assigned to handle.state; {rest}") from failure
 
     def _take_back(self, state: Any, copy: Any) -> Exception | None:
-        """Hold the state that a block leaves, or the one from its entry. Returns why the state has no values."""
+        """Hold the state that a block leaves, or the copy. Returns the error of a state without values."""
         failure = None
         try:
             jax.block_until_ready(state)
-        except Exception as error:  # some arrays are deleted, or the program that makes them failed
+        except Exception as error:  # arrays are deleted, or the program that makes them failed
             failure = error
         with self.lock:
             if failure is None:
@@ -94,37 +89,25 @@ class HeldState:
             self.is_out = False
         return failure
 
-    def _accept(self, state: Any) -> None:
-        """Raise for a state that is not of this buffer and its device."""
-        if (device := device_of(state, self.like)) != self.device:
-            raise ValueError(f"the state is on {device}, that of the buffer on {self.device}: use jax.device_put")
-
-    def _copied(self, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        try:
-            if sum(leaf.nbytes for leaf in leaves) > _SMALL:
-                Plan.of(memory_plan.shares_of(self.like, place_of(self.device))).check()
-        except NotEnoughMemoryError as error:
-            raise NotEnoughMemoryError(f"backup=False goes without a copy of the state: {error}") from error
-        with jax.ensure_compile_time_eval():
-            return tuple(map(jnp.copy, leaves))
-
 
 class Handle:
     """The state of a buffer while a loop has it. Assign `state` before the block ends."""
 
-    def __init__(self, buffer: fbuf.Buffer | fbuf.Mixture, state: Any, accept: Callable[[Any], None]) -> None:
-        self.buffer, self._state, self._accept, self._is_open = buffer, state, accept, True
+    def __init__(self, held: HeldState, state: Any) -> None:
+        self._held, self._state, self._is_open = held, state, True
 
     @property
     def state(self) -> Any:
-        """The state. Programs may have it donated. Setting it raises for one that is not of this buffer and its device."""
+        """The state, which may be donated. Setting it raises for a state of another buffer or device."""
         self._refuse_closed()
         return self._state
 
     @state.setter
     def state(self, state: Any) -> None:
         self._refuse_closed()
-        self._accept(state)
+        here = self._held.device
+        if (device := device_of(state, self._held.like)) != here:
+            raise ValueError(f"the state is on {device}, that of the buffer on {here}: use jax.device_put")
         self._state = state
 
     def close(self) -> Any:
@@ -152,15 +135,15 @@ def device_of(state: Any, like: Any) -> jax.Device:
         if leaf.is_deleted():
             raise RuntimeError(f"state{name} was deleted: a program had it donated. Give the state that it returned")
     found, wanted = (
-        {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(each).items()} for each in (state, like)
+        {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(t).items()} for t in (state, like)
     )
     structures: list[Any] = [jax.tree.structure(each) for each in (state, like)]
     if found != wanted or structures[0] != structures[1]:
         names = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
-        differences = [
+        found_there = [
             f"{name}: {found.get(name, 'missing')} instead of {wanted.get(name, 'nothing')}" for name in names
         ]
-        raise ValueError("the state is of another buffer: " + ("; ".join(differences) or f"{state}"[:200]))
+        raise ValueError("the state is of another buffer: " + ("; ".join(found_there) or f"{state}"[:200]))
     devices = {device for leaf in leaves.values() for device in leaf.devices()}
     if len(devices) > 1:
         raise ValueError(f"the state is on {len(devices)} devices: gather it on one first (jax.device_put)")

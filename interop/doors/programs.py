@@ -1,4 +1,4 @@
-"""What torch needs of a functional buffer: its compiled programs, and how items and batches cross."""
+"""The compiled programs of a functional buffer for torch, and the conversion of items and batches."""
 
 import functools
 from typing import Any
@@ -13,7 +13,7 @@ from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 
 import fbuf
-from fbuf import Draw, Fifo, Mixture, MixtureDraw, Shuffled, Slices
+from fbuf import Draw, Fifo, Shuffled, Slices
 from interop.data import bridge
 from interop.data.layout import Layout, Path
 from interop.host import compiled
@@ -23,21 +23,20 @@ Entries = dict[Path, Any]
 
 
 class Programs:
-    """Programs over the flat leaves of a state. Those that are donated come back first. One trace for each shape.
+    """Programs over the flat leaves of a state. Programs that take donated leaves return them first. One trace a shape.
 
     Args:
         buffer: the rules.
-        structure, leaves: of an item, with `jax.ShapeDtypeStruct` as leaves. Nested dicts cross as TensorDict, others as
-            the same pytree.
-        device: where the tensors of batches are.
+        structure, leaves: of an item, with `jax.ShapeDtypeStruct` as leaves. Nested dicts become TensorDicts, other items
+            pytrees of tensors of the same structure.
+        device: the device of the tensors of batches.
         truncated: path of the flag that ends a slice, with "done" and "terminated" beside it; () for no flags.
     """
 
     def __init__(
-        self, buffer: fbuf.Buffer | Mixture, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
+        self, buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
     ) -> None:
         self.buffer, self.device, self._truncated = buffer, device, truncated
-        self.members = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
         self.item, self._structure = jax.tree.unflatten(structure, leaves), structure
         self.is_dict = _is_dict(self.item)
         self.specs: Entries = {  # of dicts by path, of another pytree by one name each
@@ -46,37 +45,29 @@ class Programs:
         }
         self._layout = _layout(self.specs)
         self.like = jax.eval_shape(lambda: buffer.init(self.item))
-        self.extend = jax.jit(self._extend, static_argnums=2, donate_argnums=0, compiler_options=compiled.IN_ORDER)
+        self.extend = jax.jit(self._extend, donate_argnums=0, compiler_options=compiled.IN_ORDER)
         self.update = jax.jit(self._update, donate_argnums=0)
         self.clear = jax.jit(self._clear, donate_argnums=0)
-        self.read = jax.jit(self._read, static_argnums=2)
+        self.read = jax.jit(self._read)
         self.draw = functools.cache(functools.partial(DrawProgram, self))
 
-    def states(self, leaves: Leaves) -> list[Any]:
-        """The state of each member of a mixture, or of the one buffer."""
-        state = jax.tree.unflatten(jax.tree.structure(self.like), leaves)
-        return list(state) if isinstance(self.buffer, Mixture) else [state]
+    def state_of(self, leaves: Leaves) -> Any:
+        """The state with these leaves."""
+        return jax.tree.unflatten(jax.tree.structure(self.like), leaves)
 
-    def _extend(self, leaves: Leaves, rows: list[Any], member: int) -> tuple[Leaves, Array]:
+    def _extend(self, leaves: Leaves, rows: list[Any]) -> tuple[Leaves, Array]:
         """The state after a write, and the index of each item in the order of time, then lanes."""
-        states, buffer = self.states(leaves), self.members[member]
-        states[member], slots = buffer.extend(states[member], jax.tree.unflatten(self._structure, rows))
-        return tuple(jax.tree.leaves(states)), _coordinates(slots.reshape(-1), buffer)
+        state, slots = self.buffer.extend(self.state_of(leaves), jax.tree.unflatten(self._structure, rows))
+        return tuple(jax.tree.leaves(state)), _coordinates(slots.reshape(-1), self.buffer)
 
-    def _update(self, leaves: Leaves, slots: Array, members: Array, priorities: Array) -> tuple[Leaves]:
-        states = self.states(leaves)
-        for number, each in enumerate(self.members):
-            if each.sampler.keeps_priorities:
-                own = members == number
-                states[number] = each.update(states[number], jnp.where(own, slots, -1), jnp.where(own, priorities, 1))
-        return (tuple(jax.tree.leaves(states)),)
+    def _update(self, leaves: Leaves, slots: Array, priorities: Array) -> tuple[Leaves]:
+        return (tuple(jax.tree.leaves(self.buffer.update(self.state_of(leaves), slots, priorities))),)
 
     def _clear(self, leaves: Leaves) -> tuple[Leaves]:
-        cleared = [each.clear(state) for each, state in zip(self.members, self.states(leaves), strict=True)]
-        return (tuple(jax.tree.leaves(cleared)),)
+        return (tuple(jax.tree.leaves(self.buffer.clear(self.state_of(leaves)))),)
 
-    def _read(self, leaves: Leaves, slots: Array, member: int) -> list[Array]:
-        return jax.tree.leaves(self.members[member].read(self.states(leaves)[member], slots))
+    def _read(self, leaves: Leaves, slots: Array) -> list[Array]:
+        return jax.tree.leaves(self.buffer.read(self.state_of(leaves), slots))
 
     def arrays(self, data: Any, dims: int) -> list[Any]:
         """Copies of the leaves of a batch in JAX's order: a program may read them after its call has returned.
@@ -107,39 +98,34 @@ class Programs:
         return view.view(ml_dtypes.bfloat16) if held.dtype == torch.bfloat16 else view
 
     def build(self, tensors: list[Tensor], lead: tuple[int, ...], layout: Layout | None = None) -> Any:
-        """Items of tensors with these batch dims; TensorDicts of the layout given, with the info among the entries."""
+        """Items of tensors with these batch dims. Of TensorDicts the layout may add the info to the entries."""
         if self.is_dict:
             return (layout or self._layout).build(tensors, lead, self.device)
         return jax.tree.unflatten(self._structure, tensors[: len(self.specs)])
 
     def drawn(self, leaves: Leaves, key: Array, beta: Array, batch_size: int) -> tuple[Leaves, Entries, Entries, Array]:
-        """The leaves after a draw, items and info by path, and which rows are valid.
+        """The leaves after a draw, items and info by path, and a flag for each valid row.
 
-        The last flag says whether an epoch has ended.
+        One more flag is True if the draw ended an epoch.
         """
-        before: Any = jax.tree.unflatten(jax.tree.structure(self.like), leaves)
+        before = self.state_of(leaves)
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
         state, items, draw = self.buffer.sample(before, typed, batch_size)
         rows = draw.slots.size
         flat = [leaf.reshape(rows, *leaf.shape[draw.slots.ndim :]) for leaf in jax.tree.leaves(items)]
         entries = dict(zip(self.specs, flat, strict=True))
         after = tuple(jax.tree.leaves(state))
-        moves = zip(self.members, self.states(leaves), self.states(after), strict=True)
-        ended = [_has_ended(each.sampler, old.sampler, new.sampler) for each, old, new in moves]
-        valid = jnp.append(jnp.repeat(draw.valid, rows // draw.valid.size), jnp.any(jnp.stack(ended)))
+        ended = _has_ended(self.buffer.sampler, before.sampler, state.sampler)
+        valid = jnp.append(jnp.repeat(draw.valid, rows // draw.valid.size), ended)
         return after, entries, self._info(entries, draw, beta), valid
 
     def _info(self, items: Entries, draw: Draw, beta: Array) -> Entries:
-        """The info of a batch. The only integers in it are slots and members."""
-        slots, mask = draw.slots.reshape(-1), draw.mask
+        """The info of a batch. The only integers in it are slots."""
+        slots, mask, rule = draw.slots.reshape(-1), draw.mask, self.buffer.sampler
         time = slots.size // draw.valid.size
-        info: Entries = {}
-        if isinstance(draw, MixtureDraw):
-            info["index", "index"], info["index", "buffer_ids"] = slots, jnp.repeat(draw.member, time)
-        else:
-            index = _coordinates(slots, self.members[0])
-            info["index",] = index if mask is None else index.reshape(slots.size, -1)
-        if any(each.sampler.keeps_priorities for each in self.members):
+        index = _coordinates(slots, self.buffer)
+        info: Entries = {("index",): index if mask is None else index.reshape(slots.size, -1)}
+        if rule.keeps_priorities:
             info["priority_weight",] = jnp.repeat(fbuf.importance_weights(draw, beta), time)
         if mask is None:
             return info
@@ -150,9 +136,8 @@ class Programs:
                 if stored is not None:
                     flags |= jnp.any(stored.reshape(slots.size, -1) != 0, 1, keepdims=True)
                 info[path] = flags
-        rules = [each.sampler for each in self.members if isinstance(each.sampler, Slices)]
-        is_padded = any(rule.shortest < rule.length or rule.burn_in for rule in rules)
-        if is_padded or any(each.frames for each in self.members):
+        is_padded = isinstance(rule, Slices) and (rule.shortest < rule.length or rule.burn_in)
+        if is_padded or self.buffer.frames:
             info["collector", "mask"] = mask.reshape(-1)
         if (begun := items.get(("is_init",))) is not None:
             begins = jnp.arange(slots.size) % time == 0
@@ -161,10 +146,10 @@ class Programs:
 
 
 class DrawProgram:
-    """The program that draws batches of one size, and how torch gets its results.
+    """The program that draws batches of one size, and the conversion of its results.
 
-    `run` takes the leaves, a raw key and beta. Where draws change the state (`moves`) it has the leaves donated and
-    returns them first. Otherwise it returns no leaves, which would be copies.
+    `run` takes the leaves, a raw key and beta. If draws change the state (`moves`), the leaves are donated and returned
+    first. Otherwise no leaves are returned: they would be copies.
     """
 
     def __init__(self, programs: Programs, batch_size: int) -> None:
@@ -184,7 +169,7 @@ class DrawProgram:
         self._dtypes = {path: torch.int64 for path, spec in info.items() if spec.dtype.kind == "i"}
 
     def tensors(self, items: Entries, info: Entries, valid: Array) -> tuple[list[Tensor], bool]:
-        """The entries of a batch in memory of their own, none where nothing was drawn, and whether an epoch has ended."""
+        """The entries of a batch in their own memory, none if nothing was drawn; and whether the draw ended an epoch."""
         entries = items | info
         found = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
         flags = np.asarray(valid).tobytes()  # searched faster than an array
@@ -198,11 +183,9 @@ class DrawProgram:
         return self._programs.build(tensors, tensors[0].shape[:1], self._layout)
 
     def info(self, tensors: list[Tensor]) -> dict[Any, Any]:
-        """The info by key. An index of several columns is a tuple of them, that of a mixture a dict."""
+        """The info by key. An index of several columns is a tuple of them."""
         info: dict[Any, Any] = {key: tensors[place] for key, place in self._info.items()}
-        if "index" not in info:
-            info["index"] = {name: info["index", name] for name in ("index", "buffer_ids")}
-        elif info["index"].ndim > 1:
+        if info["index"].ndim > 1:
             info["index"] = info["index"].unbind(-1)
         return info
 
@@ -233,7 +216,7 @@ def _layout(specs: Entries) -> Layout:
 
 
 def _has_ended(rule: fbuf.Sampler | Slices, old: Any, new: Any) -> Array:
-    """Whether a draw was the last one of an epoch, or emptied the queue."""
+    """Whether a draw ended an epoch, or emptied the queue."""
     starts: Any = rule
     if isinstance(rule, Slices):
         starts, old, new = rule.starts, old.starts, new.starts

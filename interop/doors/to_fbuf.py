@@ -1,4 +1,4 @@
-"""The functional buffer and state of a torch-side storage, sampler and writer: a copy, to go on inside `jax.jit`."""
+"""Conversion of a torch-side storage, sampler and writer to a functional buffer and its state."""
 
 import dataclasses
 import functools
@@ -33,9 +33,9 @@ _WRITERS = (RoundRobinWriter, TensorDictRoundRobinWriter, ImmutableDatasetWriter
 def to_fbuf(
     storage: Storage, sampler: torch_side.Sampler, writer: Writer, batch_size: int | None, narrow: bool
 ) -> tuple[fbuf.Buffer, fbuf.BufferState]:
-    """The functional buffer of these components, and a state with a copy of what they hold. See `ReplayBuffer.to_fbuf`.
+    """The functional buffer of these components, and a state with a copy of their content. See `ReplayBuffer.to_fbuf`.
 
-    The lock of the storage is held. All that is refused is refused before a row is copied.
+    The lock of the storage is held. All checks run before rows are copied.
     """
     if (
         not isinstance(storage, TensorStorage)
@@ -50,7 +50,7 @@ def to_fbuf(
         raise RuntimeError("nothing was written yet, which fixes what an item is: call extend() or allocate() first")
     if layout.varied:
         raise TypeError(f"{_names(layout.varied)}: text and ragged rows are no arrays: store tensors of one shape")
-    stamp = ("index",) if type(writer) is TensorDictRoundRobinWriter else None  # the slot, which a draw says anyhow
+    stamp = ("index",) if type(writer) is TensorDictRoundRobinWriter else None  # the slot, which draws return anyway
     columns = {path: held for path, held in storage.columns().items() if path != stamp}
     dtypes = _dtypes(columns, narrow)
     rule, keys, index = _rule(sampler, batch_size, narrow), None, None
@@ -107,7 +107,7 @@ def _names(paths: Iterable[Path]) -> str:
 
 
 def _nested(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
-    """Leaves at their paths in nested dicts; the leaf itself where an item is one tensor."""
+    """Nested dicts of leaves by path; the leaf itself if an item is one tensor."""
     items: dict[Any, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         if not path:
@@ -118,7 +118,7 @@ def _nested(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _own(held: list[Array], capacity: int, dtypes: tuple[np.dtype, ...]) -> list[Array]:
-    """A copy in JAX's own memory: programs cannot take over what belongs to torch, and would copy it once more."""
+    """A copy in JAX's own memory: memory of torch cannot be donated, and would be copied once more."""
     return [
         jnp.zeros((capacity, *leaf.shape[1:]), dtype).at[: leaf.shape[0]].set(leaf.astype(dtype))
         for leaf, dtype in zip(held, dtypes, strict=True)
@@ -129,7 +129,7 @@ def _own(held: list[Array], capacity: int, dtypes: tuple[np.dtype, ...]) -> list
 
 
 def _rule(sampler: torch_side.Sampler, batch_size: int | None, narrow: bool) -> fbuf.Sampler | fbuf.Slices:
-    """The functional rule that draws by the same law. TypeError for a sampler that has none."""
+    """The functional rule with the same distribution. TypeError for a sampler without one."""
     if isinstance(sampler, torch_side.SliceSampler):
         return _slices(sampler, batch_size, narrow)
     if type(sampler) is torch_side.RandomSampler:
@@ -167,7 +167,7 @@ def _slices(sampler: torch_side.SliceSampler, batch_size: int | None, narrow: bo
 
 
 def _trajectories(keys: BoundaryKeys, index: Trajectories | None) -> fbuf.Trajectories:
-    """Which leaves end trajectories. ValueError where functional trajectories cannot end by the same ones."""
+    """The leaves that end trajectories. ValueError for ends that functional trajectories do not support."""
     paths = [as_path(key) for key in keys.found]
     if index is not None and index.is_interleaved:
         raise ValueError(
@@ -188,7 +188,7 @@ def _trajectories(keys: BoundaryKeys, index: Trajectories | None) -> fbuf.Trajec
 
 
 def _ring(buffer: fbuf.Buffer, writer: Writer, filled: int, index: Trajectories | None) -> fbuf.RingState:
-    """The state of the writer. ValueError where rows are not in the order of a ring that goes on at the cursor."""
+    """The state of the writer. ValueError for rows that are not in the order of a ring with this cursor."""
     cursor = writer.cursor if isinstance(writer, RoundRobinWriter) else filled % buffer.capacity
     end = cursor if index is None else index.now % index.capacity
     if end != cursor or cursor != (filled if filled < buffer.capacity else cursor):
@@ -218,7 +218,7 @@ def _indexed(
     rows = (int(ring.cursor) - filled + np.arange(filled)) % capacity
     before = _ring_at(rows[0], 0, int(ring.written[0]) - filled)  # times are modulo 2^32
     kinds, ids = known.ends(items, buffer.lanes)
-    # Where an id changes, or rows do not follow from those before, the rows themselves do not say that a trajectory ends.
+    # At a new id or a discontinuity, the flags of the rows do not mark the end of the trajectory.
     ended = jnp.where(index.ends() & (kinds[rows] == trajectories.OPEN), np.uint8(trajectories.CUT), kinds[rows])
     slots = (rows[:, None] * lanes + np.arange(lanes)).reshape(-1).astype(np.int32)
     return _after_writing(rule, state, table, (before, ring), ended, None if ids is None else ids[rows], slots)
@@ -228,14 +228,14 @@ def _indexed(
 def _after_writing(
     rule: fbuf.Slices, state: Any, table: Any, rings: Any, ended: Array, ids: Array | None, slots: Array
 ) -> tuple[Any, Any]:
-    """The states of slices and trajectories, without a row before, after rows that end trajectories where `ended` says."""
+    """The states of slices and trajectories after a first write of rows, of which `ended` end trajectories."""
     after = trajectories.written(table, rings[0], ended, ids)
     write = slices.Written(table, after, rings[1], jnp.zeros((), jnp.int32), None, ended.shape[0])
     return rule.written(state, slots, write), after
 
 
 def _resumed(rule: Any, state: Any, sampler: torch_side.Sampler, storage: Storage) -> Any:
-    """The state of a functional sampler with the priorities of the other one, or its position in the epoch."""
+    """The state of a functional sampler with the priorities of the torch-side one, or its position in the epoch."""
     if isinstance(rule, fbuf.Slices):
         starts = rule.starts.trajectories if isinstance(rule.starts, fbuf.PerTrajectory) else rule.starts
         return dataclasses.replace(state, starts=_resumed(starts, state.starts, sampler, storage))
@@ -262,7 +262,7 @@ def _weighed(
 
 
 def _under_way(state: fbuf.ShuffledState, length: int, left: np.ndarray) -> fbuf.ShuffledState:
-    """The state of an epoch over `length` positions, of which some are left to be drawn."""
+    """The state of an epoch over `length` positions, with the positions that are left to be drawn."""
     taken, moved = length - left.size, state.moved
     if moved is not None:
         order = np.array(moved)

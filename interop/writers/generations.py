@@ -1,4 +1,4 @@
-"""How often each row of a storage was written: whether what was found in a row once is still there."""
+"""Generations: how often each row of a storage was written."""
 
 import mmap
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from interop.storages import Storage
 
 
 class Generations:
-    """A number for each row, 0 after the first write and one more after each further one; -1 for rows never written.
+    """A generation for each row: 0 after the first write, one more after each further write, -1 before. 8 bytes a row.
 
-    It belongs to a storage, whose writers count in it, of every buffer and of worker processes. 8 bytes a row.
+    It belongs to a storage. All writers on the storage count in it, in worker processes too.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -32,7 +32,7 @@ class Generations:
         self._writes = counts.numpy()
 
     def _reserve(self, storage: Storage) -> None:
-        """Have a number for each row that the storage can have or, where it has no bound, for those there are."""
+        """Allocate counts for all rows, or for the filled ones if the storage has no bound."""
         wanted = storage.row_capacity(None) if storage.max_size < 2**31 else storage.filled_rows
         if wanted > self._writes.size:
             bounded = storage.max_size < 2**31
@@ -41,12 +41,12 @@ class Generations:
             self._hold(grown)
 
     def share(self, storage: Storage) -> None:
-        """Count where other processes see it, from now on."""
+        """Move the counts to shared memory."""
         self._reserve(storage)
         self._hold(in_shared_memory(self._counts.clone()))
 
     def written(self, storage: Storage, rows: Any) -> None:
-        """Count a write of each of the rows, which may repeat."""
+        """Count a write of each row. Rows may repeat."""
         self._reserve(storage)
         if isinstance(rows, int):
             self._writes[rows] += 1
@@ -54,25 +54,24 @@ class Generations:
             np.add.at(self._writes, rows.numpy(), 1)
 
     def emptied(self) -> None:
-        """Have what was stored be gone."""
+        """Count the end of all items: the storage was emptied."""
         self._writes += self._writes > 0
 
     def of(self, rows: Tensor) -> Tensor:
-        """The number of each row, -1 for one that cannot be; on the device of `rows`, int64."""
+        """The generation of each row, int64 on the device of `rows`; -1 for rows out of range."""
         at = rows.cpu().numpy()
         held = (at >= 0) & (at < self._writes.size)
-        found = (
-            np.where(held, self._writes[np.where(held, at, 0)] - 1, -1) if self._writes.size else np.full_like(at, -1)
-        )
+        found = np.full_like(at, -1)
+        found[held] = self._writes[at[held]] - 1
         return torch.from_numpy(found).to(rows.device)
 
     def saved(self) -> np.ndarray:
-        """A copy of how often each row was written, up to the last one that was."""
+        """A copy of the counts, up to the last row that was written."""
         used = np.flatnonzero(self._writes)
         return self._writes[: int(used[-1]) + 1 if used.size else 0].copy()
 
     def loading(self, counts: np.ndarray | None, storage: Storage) -> Callable[[], None]:
-        """Returns a function that sets these counts; None is one write of each row that is stored by then."""
+        """Returns a function that sets these counts; None stands for one write of each row stored by then."""
         size = self._writes.size
         grown = _zeros(max(counts.size, size)) if counts is not None and counts.size > size else None
 
@@ -97,7 +96,7 @@ class Generations:
 
 
 def _zeros(count: int) -> Tensor:
-    """Zeros that take memory only once they are written."""
+    """Zeros that take memory when they are written."""
     if count == 0:
         return torch.zeros(0, dtype=torch.int64, device="cpu")
     return torch.frombuffer(mmap.mmap(-1, 8 * count, mmap.MAP_PRIVATE), dtype=torch.int64, count=count)

@@ -1,4 +1,4 @@
-"""No slot for any new item."""
+"""A writer that refuses all new items."""
 
 from typing import Any, NoReturn
 
@@ -6,7 +6,7 @@ from interop.writers.writer import Writer
 
 
 class ImmutableDatasetWriter(Writer):
-    """Refuses `add`, `extend` and `empty`, of every buffer on the storage for the last. Items can be edited in place."""
+    """Refuses `add` and `extend`; and `empty`, in all buffers on the storage. Items can be edited in place."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -211,14 +211,6 @@ def test_the_number_of_parts_can_be_set():
     assert ensemble.sample(8).batch_size == (2, 4)
 
 
-def test_a_batch_that_cannot_be_divided_is_refused():
-    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=7)
-    state = torch.get_rng_state()
-    with pytest.raises(ValueError, match="divisible"):
-        ensemble.sample()
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_an_empty_member_is_refused_unless_it_is_never_drawn():
     members = [member(), TensorDictReplayBuffer(storage=LazyTensorStorage(4)), member()]
     for options in ({}, {"p": [1, 1e-9, 1]}, {"sample_from_all": True}):
@@ -240,19 +232,6 @@ def test_batch_size_and_iterating():
         without.sample()
     with pytest.raises(RuntimeError, match="batch_size not specified"):
         next(iter(without))
-
-
-def test_equal_generators_draw_equal_batches():
-    def draws(seed):
-        members = [member(count=16), member(count=16, sampler=SamplerWithoutReplacement())]
-        ensemble = ReplayBufferEnsemble(
-            *members, generator=torch.Generator().manual_seed(seed), p=[1, 2], num_buffer_sampled=8
-        )
-        return [ensemble.sample(16) for _ in range(3)]
-
-    for one, other in zip(draws(3), draws(3), strict=True):
-        check_same(one, other)
-    assert not torch.equal(draws(3)[0]["obs"], draws(4)[0]["obs"])
 
 
 # ---------------------------------------------------------------------- transforms, collate functions, infos

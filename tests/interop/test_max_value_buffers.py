@@ -1,14 +1,11 @@
 """TensorDictMaxValueWriter beside other components: rows of others, samplers, copies, processes."""
 
-import os
-
 import pytest
 import torch
 
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
     RoundRobinWriter,
@@ -73,7 +70,7 @@ def test_the_slot_is_noted_where_an_item_was_added(make, kind):
     assert set(buffer.sample(4).keys()) == {"key", "id"} | ({"index"} if kind is TensorDictReplayBuffer else set())
 
 
-@in_each_storage
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
 def test_where_rows_have_an_index_it_is_their_slot(make):
     buffer = TensorDictReplayBuffer(storage=make(3))
     buffer.extend(ranked([1, 2, 3]))
@@ -110,21 +107,3 @@ def test_kept_items_get_their_priorities(make):
 
 
 # ------------------------------------------------------------------ copies and processes
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*")
-@pytest.mark.parametrize("make", [LazyMemmapStorage, LazyTensorStorage, ListStorage])
-def test_forked_workers_are_refused(make):
-    buffer = best(2, make)
-    buffer.extend(ranked([1, 2]))
-    child = os.fork()
-    if child == 0:
-        refusals = 0
-        for write in (lambda: buffer.extend(ranked([5])), lambda: buffer.add(ranked([5])[0])):
-            try:
-                write()
-            except RuntimeError:
-                refusals += 1
-        os._exit(refusals)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    assert held(buffer) == [1, 2] and buffer.add(ranked([3])[0]) == 0

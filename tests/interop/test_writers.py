@@ -6,7 +6,6 @@ import torch
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
     RoundRobinWriter,
     TensorDictRoundRobinWriter,
@@ -70,14 +69,6 @@ def test_the_row_number_is_stored_beside_tensordicts():
     assert storage[:]["index"].dtype == torch.int64
 
 
-def test_a_list_of_tensordicts_gets_row_numbers():
-    for storage in (LazyTensorStorage(5), ListStorage(5)):
-        buffer = ReplayBuffer(storage=storage, writer=TensorDictRoundRobinWriter())
-        buffer.extend([flat_td([3])[0], flat_td([4])[0]])
-        check_same(buffer[:]["index"], torch.arange(2))
-        check_same(buffer[:].exclude("index"), flat_td([3, 4]))
-
-
 def test_cursor_and_length_go_past_two_to_the_thirty_one():
     storage = LazyMemmapStorage(2**31 + 10)
     buffer = ReplayBuffer(storage=storage)
@@ -87,11 +78,3 @@ def test_cursor_and_length_go_past_two_to_the_thirty_one():
     check_same(buffer[2**31 - 1 :], torch.tensor([1, 2, 3], dtype=torch.uint8))
     assert buffer.add(torch.tensor(4, dtype=torch.uint8)) == 2**31 + 2
     assert int(buffer[-1]) == 4 and int(buffer[2**31]) == 2
-
-
-def test_the_representation_shows_cursor_and_fullness():
-    writer = RoundRobinWriter()
-    assert repr(writer) == "RoundRobinWriter(cursor=0, full_storage=False)"
-    writer.register_storage(LazyTensorStorage(2))
-    writer.extend(plain_tensor([0, 1, 2]))
-    assert repr(writer) == "RoundRobinWriter(cursor=1, full_storage=True)"

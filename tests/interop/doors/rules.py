@@ -29,26 +29,18 @@ class Case:
     batch: int = 12
 
     def __repr__(self) -> str:
-        parts = (each.sampler for each in members(self.buffer))
-        return f"{type(self.buffer).__name__} of {', '.join(map(repr, parts))}"[:100]
+        return repr(self.buffer.sampler)
 
     def filled(self, rb: Any, count: int = 40) -> None:
-        """Write twice to every member."""
-        for member, each in enumerate(members(self.buffer)):
-            for first in (0, count // 2):
-                rows = stream(count // 2, each.lanes, first, member)
-                rb.extend(rows, member=member if isinstance(self.buffer, fbuf.Mixture) else None)
+        for first in (0, count // 2):
+            rb.extend(stream(count // 2, self.buffer.lanes, first))
 
 
-def members(buffer: Any) -> tuple[fbuf.Buffer, ...]:
-    return buffer.buffers if isinstance(buffer, fbuf.Mixture) else (buffer,)
-
-
-def stream(count: int, lanes: tuple[int, ...] = (), first: int = 0, member: int = 0) -> TensorDict:
-    """Items whose entries follow from "step": 10^5 a member, 1000 a lane, 1 a row. Every seventh ends a trajectory."""
+def stream(count: int, lanes: tuple[int, ...] = (), first: int = 0) -> TensorDict:
+    """Items whose entries follow from "step": 1000 a lane, 1 a row. Every seventh ends a trajectory."""
     rows = torch.arange(first, first + count, dtype=torch.int32).reshape(-1, *(1 for _ in lanes))
     lane = torch.arange(int(np.prod(lanes)), dtype=torch.int32).reshape(lanes)
-    step = rows + 1000 * lane + 100_000 * member
+    step = rows + 1000 * lane
     return TensorDict({"step": step, **entries(step)}, [count, *lanes])
 
 
@@ -79,13 +71,10 @@ CASES = [
     Case(of(Slices(4, PerTrajectory(Shuffled())))),
     Case(of(Prioritized(), frames=FRAMES)),
     Case(of(Slices(4), frames=FRAMES)),
-    Case(fbuf.Mixture((fbuf.Buffer(24, Prioritized()), fbuf.Buffer(30)), shares=(1.0, 3.0))),
-    Case(fbuf.Mixture((of(Slices(4, Prioritized())), of(Slices(4, Shuffled()), lanes=(2,))))),
-    Case(fbuf.Mixture((fbuf.Buffer(24), fbuf.Buffer(24, Prioritized())), drawn=True)),
 ]
 
 # Each case compiles for some seconds: these have one of each mechanism, the others are run with the slow tests.
-FEW = (2, 9, 10, 15)
+FEW = (2, 9, 10)
 PARAMS = [
     pytest.param(case, id=f"{n}-{case}", marks=() if n in FEW else pytest.mark.slow) for n, case in enumerate(CASES)
 ]
