@@ -159,9 +159,10 @@ def check(rb: TensorDictReplayBuffer, recorded: ReplayBuffer, episodes: TensorDi
 def transforms(rb: TensorDictReplayBuffer) -> Compose:
     """Transforms from pictures to inputs, by mean and deviation of each pixel over the data. Adds them to the buffer."""
     norm = ObservationNorm(in_keys=["pixels"], standard_normal=True, eps=0.05)
-    for each in (SelectTransform("pixels", "expert"), DoubleToFloat(in_keys=["expert"]), ToTensorImage(), norm):
+    for each in (SelectTransform("pixels", "expert"), DoubleToFloat(in_keys=["expert"]), ToTensorImage()):
         rb.append_transform(each)
-    norm.init_stats(rb)
+    norm.init_stats(rb[start : start + 1000] for start in range(0, len(rb), 1000))
+    rb.append_transform(norm)
     return rb.transform[2:]
 
 

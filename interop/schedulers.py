@@ -1,4 +1,4 @@
-"""Numbers of a sampler that change as training goes on: alpha, beta and the like."""
+"""Schedulers of a sampler's numbers, such as alpha and beta."""
 
 import copy
 import math
@@ -20,16 +20,15 @@ from interop.samplers import Sampler
 class ParameterScheduler(Component, ABC):
     """Sets a number of a sampler at each `step()`, within bounds. A subclass gives `_value`.
 
-    A step that raises has changed nothing. An attribute that was an int at construction gets ints where values are
-    whole.
+    A step that raises has changed nothing. An attribute that was an int gets ints for whole values.
 
     Args:
-        obj: a sampler, or a buffer, whose sampler of the moment is meant.
+        obj: a sampler, or a buffer, whose current sampler is used.
         param_name: the attribute.
-        min_value, max_value: bounds of what is set.
+        min_value, max_value: bounds of the values.
 
-    Raises at construction: TypeError for an `obj` without a sampler or an attribute that is no real number, ValueError
-    for an attribute that the sampler has not or that cannot be set, and for bounds that contradict each other.
+    At construction, TypeError for an `obj` without a sampler and an attribute that is no real number, ValueError for an
+    attribute that is missing or read-only, and for bounds that contradict each other.
     """
 
     _CHOICES: ClassVar[tuple[str, ...]] = ("min_value", "max_value")
@@ -40,13 +39,16 @@ class ParameterScheduler(Component, ABC):
         self._obj = obj
         self.param_name = param_name
         self.step_count = 0
-        held = _settable(self.sampler, param_name)
-        self.initial_value = _real(param_name, held)
-        self._is_int = isinstance(held, int | np.integer)
+        sampler = self.sampler
+        kind = getattr(type(sampler), param_name, None)
+        if not hasattr(sampler, param_name) or (isinstance(kind, property) and kind.fset is None):
+            raise ValueError(f"{type(sampler).__name__} has no attribute {param_name!r} that can be set")
+        self.initial_value = _real(param_name, getattr(sampler, param_name))
+        self._is_int = isinstance(getattr(sampler, param_name), int | np.integer)
         self.choose({"min_value": min_value, "max_value": max_value, **choices})
 
     def choose(self, choices: Mapping[str, Any]) -> None:
-        """Check and keep what the user chose."""
+        """Check and keep the arguments."""
         low, high = choices.get("min_value"), choices.get("max_value")
         self.min_value = None if low is None else _real("min_value", low)
         self.max_value = None if high is None else _real("max_value", high)
@@ -63,7 +65,7 @@ class ParameterScheduler(Component, ABC):
 
     @abstractmethod
     def _value(self, count: int, current: float) -> Any:
-        """What the attribute, which is `current` now, becomes at step number `count`, the first being 1."""
+        """The value of step number `count`, the first being 1, when the attribute is `current`."""
 
     def step(self) -> None:
         """Set the next value."""
@@ -94,22 +96,16 @@ class ParameterScheduler(Component, ABC):
         return lambda: self.__dict__.update(loaded.__dict__)
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and names alone; the value of the moment is in the state of the sampler."""
+        """Numbers and names. The current value is in the state of the sampler."""
         return self.saved_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state. CheckpointError, before anything changes, for one of another scheduler."""
+        """Continue from a state. CheckpointError for one of another scheduler; then nothing has changed."""
         self.restoring(state_dict)()
 
 
 class LinearScheduler(ParameterScheduler):
-    """From the value at construction to `final_value` in `num_steps` equal steps; it stays there.
-
-    Args:
-        obj, param_name: as for `ParameterScheduler`.
-        final_value: where the attribute arrives.
-        num_steps: at which step, at least 1.
-    """
+    """Goes from the value at construction to `final_value` in `num_steps` equal steps, and stays there."""
 
     _CHOICES = ("final_value", "num_steps")
 
@@ -128,12 +124,7 @@ class LinearScheduler(ParameterScheduler):
 
 
 class LambdaScheduler(ParameterScheduler):
-    """The value at construction times `lambda_fn(step)`, the first step being 1.
-
-    Args:
-        obj, param_name, min_value, max_value: as for `ParameterScheduler`.
-        lambda_fn: a function of the number of the step; not part of the state.
-    """
+    """Sets the value at construction times `lambda_fn(step)`, the first step being 1. The function is not saved."""
 
     def __init__(
         self,
@@ -149,18 +140,11 @@ class LambdaScheduler(ParameterScheduler):
         super().__init__(obj, param_name, min_value, max_value)
 
     def _value(self, count: int, current: float) -> float:
-        return self.initial_value * _real("what lambda_fn returns", self.lambda_fn(count))
+        return self.initial_value * _real("the result of lambda_fn", self.lambda_fn(count))
 
 
 class StepScheduler(ParameterScheduler):
-    """The value of the moment times `gamma`, or plus `gamma`, at every `n_steps`-th step.
-
-    Args:
-        obj, param_name, min_value, max_value: as for `ParameterScheduler`.
-        gamma: the factor, or what is added.
-        n_steps: steps from one change to the next.
-        mode: "multiplicative" or "additive".
-    """
+    """Multiplies the current value by `gamma` at every `n_steps`-th step; adds it if `mode` is "additive"."""
 
     _CHOICES = ("min_value", "max_value", "gamma", "n_steps", "mode")
 
@@ -181,7 +165,7 @@ class StepScheduler(ParameterScheduler):
         self.gamma = _real("gamma", choices["gamma"])
         self.n_steps = whole("n_steps", choices["n_steps"])
         self.mode = choices["mode"]
-        if not isinstance(self.mode, str) or self.mode not in ("multiplicative", "additive"):
+        if self.mode not in ("multiplicative", "additive"):
             raise ValueError(f"mode must be 'multiplicative' or 'additive', got {self.mode!r}")
 
     def _value(self, count: int, current: float) -> float:
@@ -191,7 +175,7 @@ class StepScheduler(ParameterScheduler):
 
 
 class SchedulerList(Component):
-    """Schedulers that step together, in order: all of them, or none where one raises."""
+    """Schedulers that step together, in order: all of them, or none if one raises."""
 
     def __init__(self, schedulers: Iterable[ParameterScheduler] = ()) -> None:
         self.schedulers: list[ParameterScheduler] = []
@@ -199,13 +183,13 @@ class SchedulerList(Component):
             self.append(each)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Add one at the end. TypeError for what is no scheduler."""
+        """Add a scheduler at the end. TypeError for other objects."""
         if not isinstance(scheduler, ParameterScheduler):
             raise TypeError(f"a SchedulerList holds schedulers, got {class_of(scheduler)}")
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
-        """Have each set its next value."""
+        """Set the next value of each."""
         before = []
         try:
             for each in self.schedulers:
@@ -228,7 +212,7 @@ class SchedulerList(Component):
         return {str(place): each.state_dict() for place, each in enumerate(self.schedulers)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Have each go on from its state. CheckpointError, before anything changes, for one of other schedulers."""
+        """Continue from a state. CheckpointError for one of other schedulers; then nothing has changed."""
         if set(state_dict) != set(self.state_dict()):
             raise CheckpointMismatch(f"there are {len(self.schedulers)} schedulers, the state has {sorted(state_dict)}")
         checked = [each.restoring(state_dict[str(place)]) for place, each in enumerate(self.schedulers)]
@@ -239,20 +223,13 @@ class SchedulerList(Component):
         return len(self.schedulers)
 
 
-def _settable(sampler: Sampler, name: str) -> Any:
-    """The attribute of the sampler; ValueError where there is none, or none that can be set."""
-    if not hasattr(sampler, name):
-        raise ValueError(f"{type(sampler).__name__} has no attribute {name!r} to schedule")
-    kind = getattr(type(sampler), name, None)
-    if isinstance(kind, property) and kind.fset is None:
-        raise ValueError(f"{name!r} of {type(sampler).__name__} cannot be set")
-    return getattr(sampler, name)
-
-
 def _real(name: str, value: Any) -> float:
-    """A finite float of a number, NumPy's and one-element tensors too. TypeError or ValueError for anything else."""
-    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not is_number and not (isinstance(value, Tensor | np.ndarray) and value.ndim == 0):
+    """A finite float of a number, or of a tensor or array without dims. TypeError or ValueError for others."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float | np.number | Tensor | np.ndarray)
+        or np.ndim(value)
+    ):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
     number = float(value)
     if not math.isfinite(number):

@@ -87,7 +87,7 @@ def restoring(
 
 def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
     """A copy of the state as plain values and tensors. The lock is held."""
-    generator, transforms = buffer.generator, buffer.transform.settled_state_dict()
+    generator, transforms = buffer.generator, buffer.transform.state_dict()
     return {
         "_storage": buffer.storage.state_dict(),
         "_sampler": buffer.sampler.state_dict(),

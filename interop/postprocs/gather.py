@@ -1,4 +1,4 @@
-"""Rows of tensors and tensordicts gathered at places, in as few passes over memory as possible."""
+"""Gathers rows of tensors and tensordicts."""
 
 from typing import Any
 
@@ -8,33 +8,41 @@ from torch import Tensor
 
 from interop.ted.row_values import fresh
 
+# dtypes that torch cannot index, and one with the same bits
+_SAME_BITS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 
-def picked(rows: Tensor, places: Tensor) -> Tensor:
+
+def picked(rows: Any, places: Tensor) -> Any:
     """The rows [n, ...] at places, int64 [m]: [m, ...]. Gradients flow."""
+    if not isinstance(rows, Tensor):
+        return rows[places.cpu()]
     places = places.to(rows.device)
     if rows.requires_grad or not rows.is_cpu:
-        return rows.index_select(0, places)
+        return rows[places]
     out = fresh((places.shape[0], *rows.shape[1:]), rows.dtype)
-    torch.index_select(_selectable(rows), 0, places, out=_selectable(out))
+    torch.index_select(_indexable(rows), 0, places, out=_indexable(out))
     return out
 
 
 def put_rows(rows: Tensor, places: Tensor, values: Tensor) -> None:
     """Write values [m, ...] to different places of the rows [n, ...]."""
-    _selectable(rows).index_copy_(0, places, _selectable(values))
+    _indexable(rows).index_copy_(0, places, _indexable(values))
 
 
 def picked_items(data: Any, places: Tensor) -> Any:
-    """The items of a tensordict of batch size [..., n] at flat places [..., m], as a new one of that batch size.
-
-    ValueError for stacked tensordicts of different entries, or entries of different shapes.
-    """
+    """The items of a tensordict of batch size [..., n] at flat places [..., m], as a new one of that batch size."""
     return _picked(data, places.reshape(-1), places.shape, data.batch_dims)
 
 
 def _picked(data: Any, flat: Tensor, shape: torch.Size, dims: int) -> Any:
     if isinstance(data, LazyStackedTensorDict) and not is_non_tensor(data):
-        data = _dense(data)
+        data = data.contiguous()
     inner = data.batch_size[dims:]
     if not isinstance(data, TensorDict):  # a tensorclass, or no tensors
         return data.reshape(-1, *inner)[flat.cpu()].reshape(*shape, *inner)
@@ -49,22 +57,6 @@ def _picked(data: Any, flat: Tensor, shape: torch.Size, dims: int) -> Any:
     return made
 
 
-def _dense(data: LazyStackedTensorDict) -> TensorDict:
-    """A stack in new memory."""
-    keys = [set(each.keys(True, True)) for each in data.tensordicts]
-    if others := set.union(*keys) - set.intersection(*keys):
-        raise ValueError(
-            f"only some of the stacked tensordicts have {sorted(map(str, others))}: give all the same entries"
-        )
-    try:
-        return data.contiguous()
-    except RuntimeError as error:
-        raise ValueError(f"the stacked tensordicts are not of one shape: {error}") from error
-
-
-def _selectable(tensor: Tensor) -> Tensor:
-    """The same bits as a dtype that torch can index."""
-    bits = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(tensor.dtype)
-    if bits is None and tensor.is_floating_point() and tensor.element_size() == 1:
-        bits = torch.uint8
+def _indexable(tensor: Tensor) -> Tensor:
+    bits = _SAME_BITS.get(tensor.dtype)
     return tensor if bits is None else tensor.view(bits)

@@ -1,59 +1,91 @@
-"""Returns of tensors, by the programs of `fbuf`.
+"""Returns: discounted sums of the rewards of a trajectory, of n steps or up to its end."""
 
-All lines of time are laid one after the other, each closed by an end, and padded to a power of two: so there is one program
-for each power of two, whatever the number of lines and their length.
-"""
-
-import functools
 from typing import Any
 
-import jax
-import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-import fbuf
-from interop.data import bridge
-from interop.data.keys import known_keys
-from interop.host.compiled import _OPTIONS
+from interop.data.keys import as_path, known_keys
 
 
-def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns of up to n steps, how many these are (int64), and gamma to the power of it (float32).
+def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int, time: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns of up to n steps along a dim, their number of steps (int64), and gamma to its power (float32).
 
-    Rewards are [kinds, *lines, time], ends [*lines, time]; so are the returns, and the rest. Integers become floats. Rewards
-    that require a gradient pass it on.
+    Ends are bools with the leading dims of the rewards; the last step is an end too. Integer rewards become floats.
+    Gradients flow. O(steps * n).
     """
-    rewards, flat, stops = _prepared(rewards, ends)
-    returns, steps, discount = _call(flat.detach(), stops, gamma, n)
-    if flat.requires_grad and torch.is_grad_enabled():
-        returns = _Linear.apply(flat, stops, gamma, n)
-    return returns.reshape(rewards.shape), steps.reshape(ends.shape), discount.reshape(ends.shape)
+    length, single = ends.shape[time], _wide(rewards)
+    total, steps, ended = single.clone(), torch.ones(ends.shape, dtype=torch.int32, device=ends.device), ends
+    for i in range(1, min(n, length)):
+        rest = length - i
+        ended = ended.narrow(time, 0, rest) | ends.narrow(time, i - 1, rest)
+        later = single.narrow(time, i, rest).masked_fill(_trailing(ended, single), 0)
+        total.narrow(time, 0, rest).add_(later, alpha=gamma**i)
+        steps.narrow(time, 0, rest).add_(~ended)
+    powers = torch.tensor([gamma**k for k in range(n + 1)], dtype=torch.float32, device="cpu").to(ends.device)
+    steps = steps.long()
+    return total.to(_floating(rewards)), steps, powers.index_select(0, steps.view(-1)).view(steps.shape)
 
 
-def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float) -> Tensor:
-    """What is still to be earned, of the same shapes."""
-    rewards, flat, stops = _prepared(rewards, ends)
-    if flat.requires_grad and torch.is_grad_enabled():
-        found: Tensor = _Linear.apply(flat, stops, gamma, None)
-    else:
-        (found,) = _call(flat.detach(), stops, gamma, None)
-    return found.reshape(rewards.shape)
+def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
+    """Returns up to the end of the trajectory, G[t] = r[t] + gamma * G[t + 1], along a dim.
+
+    Ends are bools with the leading dims of the rewards; the last step is an end too. Integer rewards become floats.
+    Gradients flow. O(steps * log(steps)).
+    """
+    return _sums(_wide(rewards), ends, gamma, time).to(_floating(rewards))
+
+
+def running_sums(rewards: Tensor, ends: Tensor, time: int) -> Tensor:
+    """Sums of the rewards of each trajectory up to each step, this one included. Integers and bools become int64."""
+    exact = rewards.is_floating_point() or rewards.is_complex()
+    begins = ends.roll(1, time)  # in reversed time a trajectory ends with its first step
+    wide = _wide(rewards) if exact else rewards.long()
+    return _sums(wide.flip(time), begins.flip(time), 1, time).flip(time).to(rewards.dtype if exact else torch.int64)
+
+
+def _sums(values: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
+    """Discounted sums up to the next end. Each pass adds sums over as many steps again, where no end is in between."""
+    total, ended, reach, length = values.clone(), _trailing(ends, values), 1, values.shape[time]
+    while reach < length:
+        rest = length - reach
+        ended = ended.narrow(time, 0, rest)  # an end within `reach` steps
+        later = total.narrow(time, reach, rest).masked_fill(ended, 0)
+        total.narrow(time, 0, rest).add_(later, alpha=gamma**reach)
+        left = max(rest - reach, 0)
+        ended = ended.narrow(time, 0, left) | ended.narrow(time, rest - left, left)
+        reach *= 2
+    return total
+
+
+def _trailing(flags: Tensor, values: Tensor) -> Tensor:
+    """The flags with as many dims as the values."""
+    return flags.reshape(*flags.shape, *(1 for _ in values.shape[flags.ndim :]))
+
+
+def _floating(rewards: Tensor) -> torch.dtype:
+    return rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
+
+
+def _wide(rewards: Tensor) -> Tensor:
+    """Rewards in a dtype that sums are exact enough in. TypeError for complex numbers."""
+    if rewards.is_complex():
+        raise TypeError(f"rewards must be real numbers, got {rewards.dtype}")
+    return rewards.to(torch.promote_types(_floating(rewards), torch.float32))
 
 
 def along(reward: Tensor, done: Tensor, gamma: float, time: int) -> Tensor:
-    """What is still to be earned along a dim; flags are as large as the rewards, or one for all that is behind that dim."""
-    each = reward.shape[: time + 1]
-    if done.shape == reward.shape and done.numel() > each.numel():
-        return returns_to_go(reward.movedim(time, -1)[None], flags(done).movedim(time, -1), gamma)[0].movedim(-1, time)
-    many = reward.flatten(time + 1).movedim(-1, 0) if reward.ndim > time + 1 else reward[None]
-    found = returns_to_go(many, flags(done).reshape(each), gamma)
-    return found.movedim(0, -1).reshape(reward.shape)
+    """Returns to go along a dim. Flags are as many as the rewards, or one for each step."""
+    ends = flags(done)
+    return returns_to_go(
+        reward, ends if done.shape == reward.shape else ends.reshape(reward.shape[: time + 1]), gamma, time
+    )
 
 
 def entry(data: TensorDictBase, key: Any) -> Tensor:
-    """An entry. KeyError, with those that there are, where it is missing."""
+    """An entry; KeyError if it is missing."""
     found: Tensor | None = data.get(key, None)
     if found is None:
         raise KeyError(f"{key!r} not found in tensordict, which has {known_keys(data)}")
@@ -61,7 +93,7 @@ def entry(data: TensorDictBase, key: Any) -> Tensor:
 
 
 def as_discount(gamma: Any) -> float:
-    """A discount as a float. TypeError for what is no number, ValueError for one outside of [0, 1]."""
+    """A discount as a float. TypeError for other types, ValueError outside of [0, 1]."""
     try:
         value = float(gamma)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -76,66 +108,48 @@ def flags(done: Tensor) -> Tensor:
     return done if done.dtype == torch.bool else done != 0
 
 
-def _prepared(rewards: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rewards as floats, these as [kinds, items], and the ends as [items], of which each line has one."""
-    if rewards.dtype not in bridge.DTYPES or rewards.dtype.is_complex:
-        raise TypeError(f"rewards must be real numbers that JAX knows, got {rewards.dtype}")
-    if not rewards.dtype.is_floating_point:
-        rewards = rewards.to(torch.get_default_dtype())
-    stops = ends.clone(memory_format=torch.contiguous_format)
-    stops[..., -1:] = True
-    return rewards, rewards.reshape(rewards.shape[0], -1) if rewards.numel() else rewards.flatten(1), stops.view(-1)
+class DensifyReward(TensorDictModuleBase):
+    """Replaces each reward by the return to the end of its trajectory: G[t] = r[t] + discount * G[t + 1], in place.
 
+    A trajectory ends where "done" is true, and with the data. Reward and "done", both [..., time, 1], are under "next".
+    Integer rewards become floats. Gradients flow.
 
-class _Linear(torch.autograd.Function):
-    """Returns of up to n steps, or of all. What a reward gives to returns is what, in reversed time, a return takes."""
+    Args:
+        reward_key, done_key: under "next".
+        reward_key_out: where the returns go, under "next"; `reward_key` by default.
+        time_dim: the time dim of the reward; by default the dim that the tensordict names "time", or the last but one.
+        discount: from 0 to 1.
 
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, stops: Tensor, gamma: float, n: int | None) -> Tensor:
-        ctx.save_for_backward(stops)
-        ctx.gamma, ctx.n = gamma, n
-        return _call(flat, stops, gamma, n)[0]
+    KeyError for a missing entry, RuntimeError if reward and "done" differ in shape, ValueError for a wrong time dim.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        starts = ctx.saved_tensors[0].roll(1)  # the step behind an end; the last one is always an end
-        found = _Linear.apply(grads[0].flip(-1), starts.flip(-1), ctx.gamma, ctx.n)
-        return found.flip(-1), None, None, None
+    def __init__(
+        self,
+        *,
+        reward_key: Any = "reward",
+        done_key: Any = "done",
+        reward_key_out: Any = None,
+        time_dim: int | None = None,
+        discount: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.in_keys = [reward_key, done_key]
+        self.out_keys = [reward_key if reward_key_out is None else reward_key_out]
+        self.time_dim, self.discount = time_dim, as_discount(discount)
 
-
-def _call(flat: Tensor, stops: Tensor, gamma: float, n: int | None) -> list[Tensor]:
-    """The program for rewards [kinds, items] and ends [items], with tensors on their device."""
-    device, count = flat.device, stops.shape[0]
-    if count == 0 or flat.shape[0] == 0:
-        few = (flat.new_empty(stops.shape, dtype=torch.int64), flat.new_empty(stops.shape, dtype=torch.float32))
-        return [flat.clone(), *few]
-    if bridge.jax_device(device) is None:  # what JAX does not see is computed on the host
-        return [each.to(device) for each in _call(flat.cpu(), stops.cpu(), gamma, n)]
-    with bridge.exact(device):
-        found = _program(*(_padded(each, device) for each in (flat, stops)), np.float64(gamma), n)
-    return [bridge.hand_over(each)[..., :count] for each in found]
-
-
-def _padded(values: Tensor, device: torch.device) -> Any:
-    """The values along the last dim, and zeros up to the next power of two, in memory of their own."""
-    count = values.shape[-1]
-    length = 1 << (count - 1).bit_length()
-    if device.type != "cpu":
-        return bridge.to_jax(torch.nn.functional.pad(values, (0, length - count)), copy=length == count)
-    held = np.empty((*values.shape[:-1], length), bridge.DTYPES[values.dtype])
-    view = held.view(np.int16) if values.dtype == torch.bfloat16 else held
-    view[..., :count], view[..., count:] = bridge.numpy_view(values), 0
-    return held
-
-
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=3)
-def _program(rewards: jax.Array, ends: jax.Array, gamma: jax.Array, n: int | None) -> tuple[jax.Array, ...]:
-    """Returns of up to n steps, their number and discounts; for n=None returns to go."""
-    if n is None:
-        return (jax.vmap(lambda each: fbuf.returns_to_go(each, ends, gamma))(rewards),)
-
-    def line(each: jax.Array) -> tuple[jax.Array, ...]:
-        found = fbuf.n_step(each, ends, gamma, n)
-        return found.returns, found.steps.astype(np.int64), found.discount.astype(np.float32)
-
-    return jax.vmap(line, out_axes=(0, None, None))(rewards)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The same tensordict."""
+        reward, done = (entry(tensordict, ("next", *as_path(key))) for key in self.in_keys)
+        if reward.shape != done.shape:
+            raise RuntimeError(
+                f"{self.in_keys[0]!r} is {list(reward.shape)} and {self.in_keys[1]!r} is {list(done.shape)}: reward and "
+                "done must have the same shape, [..., time, 1]"
+            )
+        time, names = self.time_dim, tensordict.names
+        if time is None:
+            time = names.index("time") if "time" in names else -2
+        if not -reward.ndim <= time < reward.ndim or time % reward.ndim == reward.ndim - 1:
+            raise ValueError(f"dim {time} of a reward {list(reward.shape)} is not time: [..., time, 1] is needed")
+        found = along(reward, done, self.discount, time % reward.ndim)
+        tensordict.set(("next", *as_path(self.out_keys[0])), found)
+        return tensordict

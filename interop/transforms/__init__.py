@@ -1,18 +1,13 @@
-"""What data goes through on its way into and out of a buffer."""
+"""Transforms: change data when a buffer is written and read."""
 
-from interop.transforms.burn_in import BurnInTransform
 from interop.transforms.casts import DeviceCastTransform, DoubleToFloat, DTypeCastTransform, PinMemoryTransform
 from interop.transforms.cat_frames import CatFrames
-from interop.transforms.cat_tensors import CatTensors, Stack
 from interop.transforms.chain import Compose
-from interop.transforms.crop_tensordict import RandomCropTensorDict
 from interop.transforms.images import CenterCrop, Crop, GrayScale, Resize, ToTensorImage
-from interop.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
-from interop.transforms.multi_step import MultiStepTransform
-from interop.transforms.normalization import ObservationNorm, RewardScaling
-from interop.transforms.reward_sum import RewardSum
-from interop.transforms.reward_to_go import Reward2GoTransform
-from interop.transforms.running_norm import VecNorm, VecNormV2
+from interop.transforms.keys import CatTensors, ExcludeTransform, RenameTransform, SelectTransform, Stack
+from interop.transforms.normalization import ObservationNorm, RewardScaling, VecNorm, VecNormV2
+from interop.transforms.returns import MultiStepTransform, Reward2GoTransform, RewardSum
+from interop.transforms.sequences import BurnInTransform, RandomCropTensorDict
 from interop.transforms.shapes import (
     ExpandAs,
     FlattenObservation,

@@ -1,28 +1,25 @@
 """Transforms that cast entries to another dtype, device or kind of memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
-from tensordict.utils import NestedKey
+from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.transforms.entries import expect_tensordict, put, tensors
-from interop.transforms.transform import EntriesTransform, Keys, Transform
+from interop.transforms.transform import Keys, TensorTransform, Transform, expect_tensordict, put, tensors
 
 
-class DTypeCastTransform(EntriesTransform):
-    """Entries of one dtype as another when they are read, and back when they are written.
+class DTypeCastTransform(TensorTransform):
+    """Casts entries of one dtype to another when they are read, and back when they are written.
 
     Args:
         dtype_in: the dtype in the storage.
         dtype_out: the dtype of the data that is read. Named entries get it whatever dtype they have.
         in_keys: entries to cast when read; None for all of `dtype_in`, wherever they are.
-        out_keys: where they go; None for `in_keys`.
-        in_keys_inv: entries to cast to `dtype_in` when written: their names in the storage; None for none if there are
-            `in_keys`, else for all of `dtype_out`.
-        out_keys_inv: their names outside; None for `in_keys_inv`.
+        out_keys: where they go; `in_keys` by default.
+        in_keys_inv: entries to cast to `dtype_in` when written: their names in the storage. By default none if there are
+            `in_keys`, else all of `dtype_out`.
+        out_keys_inv: their names outside; `in_keys_inv` by default.
 
     TypeError for a wrong dtype; ValueError for `out_keys` without `in_keys`, or of the inverse.
     """
@@ -84,7 +81,7 @@ class DTypeCastTransform(EntriesTransform):
 
 
 class DoubleToFloat(DTypeCastTransform):
-    """Entries of float64 as float32 when they are read, and back when they are written. Keys as for `DTypeCastTransform`."""
+    """Casts entries of float64 to float32 when read, and back when written. Keys as for `DTypeCastTransform`."""
 
     def __init__(
         self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
@@ -92,17 +89,17 @@ class DoubleToFloat(DTypeCastTransform):
         super().__init__(torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv)
 
 
-class DeviceCastTransform(EntriesTransform):
-    """Entries on a device when they are read, and on another when they are written.
+class DeviceCastTransform(TensorTransform):
+    """Moves entries to a device when they are read, and to another when they are written.
 
     Args:
-        device: where they are read.
-        orig_device: where they are stored; None to leave written entries where they are.
-        in_keys: entries to move when read; None for all, and so for `in_keys_inv`. With keys the tensordict has no device
-            of its own any more where it had another one.
-        out_keys: where they go; None for `in_keys`.
+        device: where data is read.
+        orig_device: where it is stored; None to leave written entries where they are.
+        in_keys: entries to move when read; None for all, and also for `in_keys_inv`. With keys, a tensordict of another
+            device no longer has a device of its own.
+        out_keys: where they go; `in_keys` by default.
         in_keys_inv: entries to move when written: their names in the storage.
-        out_keys_inv: their names outside; None for `in_keys_inv`.
+        out_keys_inv: their names outside; `in_keys_inv` by default.
     """
 
     invertible = True
@@ -122,28 +119,31 @@ class DeviceCastTransform(EntriesTransform):
         self.orig_device = None if orig_device is None else torch.device(orig_device)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self._moved(next_tensordict, self.device, super()._call, self.out_keys)
+        return self._moved(next_tensordict, self.device, self.in_keys, self.out_keys)
 
-    def _inv_call(self, tensordict: TensorDictBase) -> Any:
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self.orig_device is None:
             return tensordict
-        return self._moved(tensordict, self.orig_device, super()._inv_call, self.in_keys_inv)
+        return self._moved(tensordict, self.orig_device, self.out_keys_inv, self.in_keys_inv)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.to(self.device)
 
-    def _inv_apply_transform(self, state: Tensor) -> Tensor:
-        return state if self.orig_device is None else state.to(self.orig_device)
-
-    def _moved(self, data: Any, device: torch.device, run: Callable[[Any], Any], keys: list[NestedKey]) -> Any:
+    def _moved(
+        self, data: TensorDictBase, device: torch.device, sources: list[Any], names: list[Any]
+    ) -> TensorDictBase:
+        expect_tensordict(type(self).__name__, data)
         if not self.in_keys and not self.in_keys_inv:
-            expect_tensordict(type(self).__name__, data)
             return data.to(device)
-        if not is_tensor_collection(data) or data.device in (None, device) or data.is_locked:
-            return run(data)
-        moved = run(data.copy().clear_device_())  # a tensordict with a device moves new entries there
-        data.clear_device_()
-        put(type(self).__name__, data, [(key, moved.get(key)) for key in keys if moved.get(key, None) is not None])
+        if data.device in (None, device) or data.is_locked:
+            return self._each(data, sources, names, lambda value: value.to(device))
+        # A tensordict with a device moves new entries there: change a copy first, then this one, which then cannot fail.
+        moved = self._each(data.copy().clear_device_(), sources, names, lambda value: value.to(device))
+        put(
+            type(self).__name__,
+            data.clear_device_(),
+            [(key, each) for key in names if (each := moved.get(key, None)) is not None],
+        )
         return data
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class DeviceCastTransform(EntriesTransform):
 
 
 class PinMemoryTransform(Transform):
-    """Data that is read in pinned memory, from where it moves to an accelerator faster. RuntimeError without one."""
+    """Pins the memory of data that is read, which then moves to an accelerator faster. RuntimeError without one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,12 +1,15 @@
 """A chain of transforms: forward when a buffer is read, backward when it is written."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
-from interop.transforms.states import States
+from fbuf.checkpoint import CheckpointMismatch
+from interop.checkpoint.state import EXACT, LoadOptions
+from interop.checkpoint.values import decode, encode
 from interop.transforms.transform import Transform
 
 
@@ -20,14 +23,8 @@ class Call(Transform):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
-    def _call(self, next_tensordict: Any) -> Any:
-        return self.function(next_tensordict)
-
     def inv(self, data: Any) -> Any:
         return data
-
-    def inverts(self) -> bool:
-        return False
 
     def __repr__(self) -> str:
         return f"{getattr(self.function, '__name__', self.function)}"
@@ -40,7 +37,7 @@ class Inverted(Transform):
         super().__init__()
         if _keeping(transform):
             raise ValueError(
-                f"{transform} keeps what is written and cannot be inverted: it would take what is read for new data"
+                f"{transform} keeps state of writes and cannot be inverted: it would take data that is read for new data"
             )
         self.transform = transform
 
@@ -59,17 +56,20 @@ class Inverted(Transform):
         return f"Inverted({self.transform})"
 
 
-class Compose(Transform, States):
+class Compose(Transform):
     """Transforms in order: first to last when reading (`forward`), last to first when writing (`inv`).
 
     A transform is a `Transform`, any module with `forward` and `inv`, or any callable, which then only works on reading. A
-    buffer runs it outside of its lock, from many threads, but for writes through one that `keeps` state.
+    buffer runs the chain outside of its lock, from many threads, except for writes if a transform `keeps` state.
 
     Args:
         transforms: the transforms, or one list of them.
 
     ValueError for an object that cannot be called.
     """
+
+    keeping: tuple[Transform, ...]
+    """The transforms in it that keep state between writes."""
 
     def __init__(self, *args: Any, transforms: Sequence[Any] | None = None) -> None:
         super().__init__()
@@ -79,14 +79,11 @@ class Compose(Transform, States):
             raise ValueError("give the transforms by position, or as transforms=[...], not both")
         self._hold([as_transform(each, ValueError) for each in transforms])
 
-    keeping: tuple[Transform, ...]
-    """The transforms in it that keep state from one write to the next."""
-
     def _hold(self, transforms: Sequence[nn.Module]) -> None:
         """Hold these transforms, in a new list: a thread may be going through the old one."""
         keeping = [each for transform in transforms for each in _keeping(transform)]
         if len(keeping) > len({id(each) for each in keeping}):
-            raise ValueError(f"{keeping[0]} keeps what was written last and is twice in the chain: put in a clone()")
+            raise ValueError(f"{keeping[0]} keeps state between writes and is twice in the chain: put in a clone()")
         for each in transforms:
             if isinstance(each, Transform):
                 each.set_container(self)
@@ -147,15 +144,13 @@ class Compose(Transform, States):
         return iter(self.transforms)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The data as all transforms change it."""
         if kwargs or len(args) != 1:
             raise TypeError("a chain takes one argument: which keys its transforms read depends on the data")
         data = args[0]
         for transform in self.transforms:
             data = transform(data)
         return data
-
-    def _call(self, next_tensordict: Any) -> Any:
-        return self.forward(next_tensordict)
 
     def inv(self, data: Any) -> Any:
         """The data to store; None to store nothing."""
@@ -168,17 +163,17 @@ class Compose(Transform, States):
 
     @property
     def keeps(self) -> bool:  # type: ignore[override]
-        """Whether one of them keeps state from one write to the next."""
+        """Whether one of them keeps state between writes."""
         return bool(self.keeping)
 
-    def _kept(self) -> Any:
-        return [(each, each.snapshot()) for each in self.keeping]
+    def snapshot(self) -> Any:
+        return [each.snapshot() for each in self.keeping]
 
-    def _keep(self, kept: Any) -> None:
-        for each, held in kept:
-            each.restore(held)
+    def restore(self, snapshot: Any) -> None:
+        for each, state in zip(self.keeping, snapshot, strict=True):
+            each.restore(state)
 
-    def _emptied(self) -> None:
+    def forget(self) -> None:
         for each in self.keeping:
             each.forget()
 
@@ -193,6 +188,38 @@ class Compose(Transform, States):
         made = super().clone()
         made[:] = [_cloned(each) for each in self]
         return made
+
+    def saved(self) -> dict[str, Any]:
+        """The `state_dict` as a tree for a checkpoint. Functions have no state."""
+        return encode(self.state_dict(), "the state_dict() of the transforms")
+
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
+        """Check a tree of `saved`; the returned function loads it."""
+        where = "the state of the transforms"
+        return self.restoring_dict(decode(saved, options.allow_pickle, where), where, options)
+
+    def restoring_dict(self, given: Any, where: str, options: LoadOptions) -> Callable[[], None]:
+        """Check a `state_dict`; the returned function loads it. CheckpointMismatch if it is of other transforms."""
+        if not isinstance(given, Mapping):
+            raise CheckpointMismatch(f"{where} is a dict, got {type(given).__name__}")
+        found, here = dict(given), self.state_dict()
+        wrong = [f"{key} is only in the checkpoint" for key in found.keys() - here.keys()]
+        wrong += [f"{key} is only here" for key in here.keys() - found.keys()]
+        for key in here.keys() & found.keys():
+            one, other = found[key], here[key]
+            alike = type(one) is type(other)
+            if isinstance(one, Tensor) and isinstance(other, Tensor):
+                alike = one.shape == other.shape and (options.cast or one.dtype == other.dtype)
+            if not alike and not key.endswith(_EXTRA_STATE_KEY_SUFFIX):  # which the module checks itself, below
+                wrong.append(f"{key} is {_described(one)}, here {_described(other)}")
+        if wrong:
+            raise CheckpointMismatch(f"{where} does not fit: {'; '.join(sorted(wrong))}")
+        if any(not isinstance(value, Tensor) for value in found.values()) or any(map(_loads_itself, self.modules())):
+            try:
+                copy.deepcopy(self).load_state_dict(copy.deepcopy(found))
+            except Exception as error:
+                raise CheckpointMismatch(f"{where} is refused: {type(error).__name__}: {error}") from error
+        return lambda: self.load_state_dict(found) and None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -220,7 +247,7 @@ def as_chain(transform: Any) -> Compose:
 
 
 def tolerate(transform: nn.Module, mode: bool) -> None:
-    """Have a transform skip missing entries, or not; other modules do as they do."""
+    """Set whether a transform skips missing entries, if it is one that can."""
     set_tolerance = getattr(transform, "set_missing_tolerance", None)
     if callable(set_tolerance):
         set_tolerance(mode)
@@ -234,3 +261,13 @@ def _keeping(transform: nn.Module) -> tuple[Transform, ...]:
 
 def _cloned(transform: nn.Module) -> nn.Module:
     return transform.clone() if isinstance(transform, Transform) else copy.copy(transform)
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _loads_itself(module: nn.Module) -> bool:
+    """Whether the module overrides a part of loading."""
+    own = ("_load_from_state_dict", "set_extra_state", "load_state_dict")
+    return any(getattr(type(module), name) is not getattr(nn.Module, name) for name in own)

@@ -1,6 +1,5 @@
 """Transforms of images: to tensors of channels first, to another size, to a part of them, to gray."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,30 +9,32 @@ from torch.nn import functional
 
 from interop.data.numbers import whole
 from interop.ted.row_values import fresh
-from interop.transforms.transform import EntriesTransform, Keys
+from interop.transforms.transform import Keys, TensorTransform
 
 _MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
 
 
-class ImageTransform(EntriesTransform):
-    """Changes the images `in_keys`, ["pixels"] by default, into `out_keys`, `in_keys` by default.
-
-    ValueError for images of fewer than three dims.
-    """
+class ImageTransform(TensorTransform):
+    """Changes images, of at least three dims: `in_keys`, ["pixels"] by default, into `out_keys`."""
 
     default_key = "pixels"
+
+    def _check(self, images: Tensor) -> Tensor:
+        if images.ndim < 3:
+            raise ValueError("images have three dims, [..., channels, height, width]")
+        return images
 
 
 class ToTensorImage(ImageTransform):
     """Images [..., height, width, channels] of 0 to 255 as images [..., channels, height, width] of 0 to 1.
 
-    The result has the memory order of the images: only strides are permuted.
+    Only strides are permuted: the result has the memory order of the images.
 
     Args:
-        from_int: divide by 255; None for where the images are not of a floating dtype.
+        from_int: divide by 255; by default if the images are not of a floating dtype.
         unsqueeze: give single images, of three dims, a leading dim.
-        dtype: of the result; None for torch's default dtype.
-        shape_tolerant: leave the order of dims where the last is not 3, as of images that are [channels, ...] already.
+        dtype: of the result; torch's default dtype by default.
+        shape_tolerant: leave the order of dims if the last is not 3: the images are [channels, ...] already.
 
     ValueError for an integer dtype unless `from_int` is False. TypeError for complex numbers.
     """
@@ -57,10 +58,9 @@ class ToTensorImage(ImageTransform):
             raise ValueError(f"images of 0 to 1 would be 0 as {dtype}: give a floating dtype, or from_int=False")
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check(observation, "height, width, channels")
-        if observation.is_complex():
+        images = self._check(observation)
+        if images.is_complex():
             raise TypeError("complex numbers are no images")
-        images = observation
         scaled = not images.is_floating_point() if self.from_int is None else self.from_int
         if scaled:
             wide = self.dtype if self.dtype.itemsize >= 4 else torch.float32
@@ -72,19 +72,17 @@ class ToTensorImage(ImageTransform):
 
 
 class Resize(ImageTransform):
-    """Images [..., channels, w, h] of another size. Images of this size stay as they are.
+    """Resizes images [..., channels, w, h]. Images of this size are not changed.
 
-    Pixel centers are at half-integers. Bilinear and bicubic are antialiased: shrinking averages over what a pixel covers.
-    Floating dtypes are kept; values of integer ones are rounded, and clamped to what the dtype holds (bytes on the CPU after
-    one dim and again after the other, as torchvision does).
+    Pixel centers are at half-integers. Bilinear and bicubic are antialiased. Floating dtypes are kept; values of integer
+    dtypes are rounded and clamped to what the dtype holds. Bytes on the CPU are rounded after one dim and again after the
+    other, as in torchvision.
 
     Args:
         w: size of the last dim but one, or both sizes.
-        h: size of the last dim; None for w.
+        h: size of the last dim; `w` by default.
         interpolation: "nearest", "nearest-exact", "bilinear", "bicubic" or "area", or an object with such a `value`, as the
             `InterpolationMode` of torchvision.
-
-    TypeError for bools unless "nearest" and for complex numbers.
     """
 
     def __init__(
@@ -104,19 +102,12 @@ class Resize(ImageTransform):
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
         size = (self.w, self.h)
-        _check(observation)
-        if observation.shape[-2:] == size:
+        if self._check(observation).shape[-2:] == size:
             return observation
-        if 0 in observation.shape[-3:]:
-            raise ValueError(f"images have no pixels: {list(observation.shape)}")
-        if 0 in observation.shape:
+        if 0 in observation.shape[:-3]:
             return observation.new_empty((*observation.shape[:-2], *size))
-        if observation.is_complex():
-            raise TypeError("complex numbers are no images")
         if self.interpolation.startswith("nearest"):
             return _nearest(observation, size, self.interpolation)
-        if observation.dtype == torch.bool:
-            raise TypeError(f"bools cannot be averaged: interpolation='nearest' is needed, not {self.interpolation!r}")
         resized = _resized(observation.reshape(-1, *observation.shape[-3:]), size, self.interpolation)
         return resized.reshape(*observation.shape[:-2], *size)
 
@@ -126,13 +117,11 @@ class Resize(ImageTransform):
 
 
 class Crop(ImageTransform):
-    """The part [..., top : top + w, left : left + h] of images [..., height, width]; zeros where it lies outside of them.
-
-    The result is a view of the images where it lies inside.
+    """The part [..., top : top + w, left : left + h] of images; zeros outside of them. A view of the images if it is inside.
 
     Args:
         w: size of the last dim but one.
-        h: size of the last dim; None for w.
+        h: size of the last dim; `w` by default.
         top, left: where it begins in the last dim but one, and in the last.
     """
 
@@ -146,8 +135,7 @@ class Crop(ImageTransform):
         self.top, self.left = top, left
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check(observation)
-        return _window(observation, self.top, self.left, self.w, self.h)
+        return _window(self._check(observation), self.top, self.left, self.w, self.h)
 
 
 class CenterCrop(ImageTransform):
@@ -155,7 +143,7 @@ class CenterCrop(ImageTransform):
 
     Args:
         w: size of the last dim but one.
-        h: size of the last dim; None for w.
+        h: size of the last dim; `w` by default.
     """
 
     shown = ("w", "h")
@@ -165,9 +153,12 @@ class CenterCrop(ImageTransform):
         self.w, self.h = _sizes(w, h)
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check(observation)
-        height, width = observation.shape[-2:]
-        return _window(observation, _middle(height, self.w), _middle(width, self.h), self.w, self.h)
+        # Half a pixel too many goes to the even place, and half a pixel too few to the front.
+        top, left = (
+            round((size - wanted) / 2) if size >= wanted else -((wanted - size) // 2)
+            for size, wanted in zip(self._check(observation).shape[-2:], (self.w, self.h), strict=True)
+        )
+        return _window(observation, top, left, self.w, self.h)
 
 
 class GrayScale(ImageTransform):
@@ -180,17 +171,11 @@ class GrayScale(ImageTransform):
         super().__init__(in_keys, out_keys)
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check(observation)
-        if observation.shape[-3] != 3:
-            raise ValueError(f"images need 3 channels, [..., 3, height, width], got {list(observation.shape)}")
+        if self._check(observation).shape[-3] != 3:
+            raise ValueError("images need 3 channels, [..., 3, height, width]")
         red, green, blue = observation.unbind(-3)
         gray = 0.2989 * red + 0.587 * green + 0.114 * blue
         return gray.to(observation.dtype).unsqueeze(-3)
-
-
-def _check(images: Tensor, dims: str = "channels, height, width") -> None:
-    if images.ndim < 3:
-        raise ValueError(f"images are [..., {dims}], got {list(images.shape)}")
 
 
 def _as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -199,7 +184,7 @@ def _as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _sizes(w: Any, h: Any) -> tuple[int, int]:
-    """Both sizes. TypeError for no integers, ValueError for sizes below 1."""
+    """Both sizes. TypeError for other types than integers, ValueError for sizes below 1."""
     if isinstance(w, list | tuple):
         if h is not None or len(w) != 2:
             raise ValueError(f"w and h are two sizes: got w={w}, h={h}")
@@ -218,23 +203,18 @@ def _nearest(images: Tensor, size: Sequence[int], mode: str) -> Tensor:
 
 def _resized(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     """Averages of pixels of images [images, channels, height, width]."""
+    if images.dtype == torch.bool:
+        raise TypeError(f"bools cannot be averaged: interpolation='nearest' is needed, not {mode!r}")
     antialias = mode != "area"
     of_bytes = images.dtype == torch.uint8 and antialias and images.is_cpu  # torch has none for other devices
-    if images.dtype in (torch.float32, torch.float64) or of_bytes:
+    if images.is_complex() or images.dtype in (torch.float32, torch.float64) or of_bytes:
         return functional.interpolate(images, size=size, mode=mode, antialias=antialias)
     wide = torch.float64 if not images.is_floating_point() and images.dtype.itemsize > 2 else torch.float32
     resized = functional.interpolate(images.to(wide), size=size, mode=mode, antialias=antialias)
     if not images.is_floating_point():
         held = torch.iinfo(images.dtype)
-        highest = float(held.max)
-        resized = resized.round_().clamp_(held.min, highest if int(highest) == held.max else math.nextafter(highest, 0))
+        resized = resized.round_().clamp_(held.min, held.max)
     return resized.to(images.dtype)
-
-
-def _middle(size: int, wanted: int) -> int:
-    """Where the middle part of a dim begins."""
-    # Half a pixel too many goes to the even place, and half a pixel too few to the front.
-    return round((size - wanted) / 2) if size >= wanted else -((wanted - size) // 2)
 
 
 def _window(images: Tensor, top: int, left: int, rows: int, columns: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Transforms of shapes: other dims for the same numbers."""
+"""Transforms of shapes: other dims for the same numbers. Dims that count from the end are those of an item."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,35 +8,11 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.numbers import whole
-from interop.transforms.entries import around, expect_tensor, expect_tensordict
-from interop.transforms.transform import EntriesTransform, Keys, Transform, as_key
+from interop.transforms.transform import Keys, TensorTransform, Transform, as_key, expect_tensordict
 
 
-class Reshaping(EntriesTransform):
-    """Gives single tensors other dims. Dims that count from the end are those of an item.
-
-    ValueError that names the entry where dims are missing or the batch dims would change; nothing changes then.
-    """
-
-    least = least_inv = 0
-    """The number of dims that an item needs, read and written, so that no batch dim changes places."""
-
-    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Any, value: Any) -> Tensor:
-        name = type(self).__name__
-        expect_tensor(name, key, value)
-        least = self.least_inv if function == self._inv_apply_transform else self.least
-        batch = around(name, data, key).batch_dims if least > 0 else 0
-        reason: Any = f"items have {max(value.ndim - batch, 0)} dims, behind {batch} batch dims, and {least} are needed"
-        if value.ndim >= batch + least:
-            try:
-                return function(value)
-            except (RuntimeError, IndexError) as error:
-                reason = error
-        raise ValueError(f"{self} does not fit {key!r} of shape {list(value.shape)}: {reason}")
-
-
-class FlattenObservation(Reshaping):
-    """Neighbouring dims as one.
+class FlattenObservation(TensorTransform):
+    """Joins neighbouring dims into one.
 
     Args:
         first_dim, last_dim: the first and the last of them.
@@ -58,7 +34,7 @@ class FlattenObservation(Reshaping):
         self.last_dim = as_dim("last_dim", last_dim, allow_positive_dim)
         if (self.first_dim < 0) == (self.last_dim < 0) and self.first_dim > self.last_dim:
             raise ValueError(f"first_dim must not be behind last_dim, got {first_dim} and {last_dim}")
-        self.least = max(-self.first_dim, -self.last_dim)
+        self.least_dims = max(-self.first_dim, -self.last_dim)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.flatten(self.first_dim, self.last_dim)
@@ -68,12 +44,12 @@ class FlattenObservation(Reshaping):
         return f"FlattenObservation({dims}, in_keys={self.in_keys}, out_keys={self.out_keys})"
 
 
-class DimOfOne(Reshaping):
+class DimOfOne(TensorTransform):
     """Adds or removes a dim of size 1, and the reverse when data is written.
 
     Args:
         dim: the dim.
-        allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for a dim that does.
+        allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for such a dim.
     """
 
     invertible = True
@@ -99,11 +75,11 @@ class DimOfOne(Reshaping):
 
 
 class UnsqueezeTransform(DimOfOne):
-    """A dim of size 1 more, at `dim` of the result; when data is written, such a dim less. Arguments as for `DimOfOne`."""
+    """Adds a dim of size 1, at `dim` of the result; removes it when data is written. Arguments as for `DimOfOne`."""
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
-        self.unsqueeze_dim, self.least = self.dim, -self.dim - 1
+        self.unsqueeze_dim, self.least_dims = self.dim, -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.unsqueeze(self.dim)
@@ -113,11 +89,11 @@ class UnsqueezeTransform(DimOfOne):
 
 
 class SqueezeTransform(DimOfOne):
-    """A dim of size 1 less, where it is of that size; when data is written, such a dim more. Arguments: see `DimOfOne`."""
+    """Removes a dim of size 1; leaves other sizes. Adds it when data is written. Arguments as for `DimOfOne`."""
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
-        self.squeeze_dim, self.least_inv = self.dim, -self.dim - 1
+        self.squeeze_dim, self.least_dims_inv = self.dim, -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.squeeze(self.dim)
@@ -126,11 +102,11 @@ class SqueezeTransform(DimOfOne):
         return state.unsqueeze(self.dim)
 
 
-class PermuteTransform(Reshaping):
-    """The last dims in another order; when data is written, in the old one.
+class PermuteTransform(TensorTransform):
+    """Permutes the last dims; permutes them back when data is written.
 
     Args:
-        dims: which dim comes at each of the last places: an order of -n, ..., -1.
+        dims: which dim comes at each of the last places: a permutation of -n, ..., -1.
     """
 
     invertible = True
@@ -147,27 +123,25 @@ class PermuteTransform(Reshaping):
         self.dims = tuple(as_dim("dims", dim, True) for dim in dims)
         places = list(range(-len(self.dims), 0))
         if sorted(self.dims) != places:
-            raise ValueError(
-                f"dims must be an order of the last dims, {places or '[-1]'} for so many, got {tuple(dims)}"
-            )
-        self.least = self.least_inv = len(self.dims)
+            raise ValueError(f"dims must be a permutation of {places or '[-1]'}, got {tuple(dims)}")
+        self.least_dims = self.least_dims_inv = len(self.dims)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
-        return obs.permute(*range(obs.ndim - self.least), *self.dims)
+        return obs.permute(*range(obs.ndim - self.least_dims), *self.dims)
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
-        back = (self.dims.index(place) - self.least for place in range(-self.least, 0))
-        return state.permute(*range(state.ndim - self.least), *back)
+        back = (self.dims.index(place) - self.least_dims for place in range(-self.least_dims, 0))
+        return state.permute(*range(state.ndim - self.least_dims), *back)
 
     def __repr__(self) -> str:
         return f"PermuteTransform(dims={self.dims}, keys={self.in_keys})"
 
 
-class ExpandAs(Reshaping):
-    """An entry repeated over the further dims of another, as memory shared by all repetitions.
+class ExpandAs(TensorTransform):
+    """Repeats an entry over the further dims of another, in memory that all repetitions share.
 
     Args:
-        in_key: the entry; its shape is how that of the other begins.
+        in_key: the entry; the shape of the other must begin with its shape.
         ref_key: the other.
         out_key: where the result goes; `in_key` by default.
     """
@@ -189,10 +163,10 @@ class ExpandAs(Reshaping):
 
 
 class FlattenTensorDict(Transform):
-    """All batch dims of a tensordict as one, when a buffer is written: [envs, time] becomes [envs * time] items.
+    """Joins all batch dims of a tensordict when a buffer is written: [envs, time] becomes [envs * time] items.
 
     Args:
-        inverse: False does it when the buffer is read instead.
+        inverse: False to do it when the buffer is read instead.
     """
 
     def __init__(self, inverse: bool = True) -> None:
@@ -200,18 +174,15 @@ class FlattenTensorDict(Transform):
         self.inverse = bool(inverse)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return next_tensordict if self.inverse else _flat(next_tensordict)
+        expect_tensordict("FlattenTensorDict", next_tensordict)
+        return next_tensordict if self.inverse else next_tensordict.reshape(-1)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return _flat(tensordict) if self.inverse else tensordict
+        expect_tensordict("FlattenTensorDict", tensordict)
+        return tensordict.reshape(-1) if self.inverse else tensordict
 
     def __repr__(self) -> str:
         return f"FlattenTensorDict(inverse={self.inverse})"
-
-
-def _flat(data: TensorDictBase) -> TensorDictBase:
-    expect_tensordict("FlattenTensorDict", data)
-    return data.reshape(-1)
 
 
 def as_dim(name: str, dim: Any, positive: bool = False, error: type[Exception] = ValueError) -> int:

@@ -1,4 +1,7 @@
-"""A transform of this library as one of torchrl's, for its environments and buffers."""
+"""A transform of this library as one of torchrl's, for its environments and buffers.
+
+torchrl is not imported here: specs are made of the classes of `torchrl.data` that the program has imported.
+"""
 
 import contextlib
 import copy
@@ -8,40 +11,40 @@ from functools import cache
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_leaf_nontensor, is_tensor_collection, unravel_key
 from tensordict.utils import NestedKey
+from torch import Tensor
 
 from interop.specs.beside_torchrl import to_torchrl
-from interop.transforms import torchrl_specs
 from interop.transforms.chain import Call, Compose, as_transform, tolerate
 from interop.transforms.transform import Transform
 
+Spec = Any
+
 
 def as_torchrl(transform: Any, *, specs: Mapping[NestedKey, Any] | None = None) -> Any:
-    """The transform as a `torchrl.envs.Transform`, which `TransformedEnv` and the buffers of torchrl ask for.
+    """The transform as a `torchrl.envs.Transform`, for `TransformedEnv` and the buffers of torchrl.
 
     The result holds the transform and is no copy: parameters, buffers and `state_dict` are those of the transform.
 
     - The data that a step or a reset returns goes through it. Entries that it reads may be missing after a reset.
     - The data that a step takes goes through `inv` before. A `VecNorm` learns from the data that a step returns.
-    - Shapes and dtypes of its specs are found by running a copy of the transform once on zeros. An entry that it leaves
-      alone or renames keeps its spec. A changed entry becomes unbounded; bools and discrete actions keep their choices.
-    - An entry that `inv` writes gets the spec of the result of `_apply_transform`, or keeps its spec where there is none.
+    - One run of a copy on zeros finds the shapes and dtypes of the specs. An entry that is not changed, or only renamed,
+      keeps its spec. A changed entry becomes unbounded, or a choice of two for bools.
+    - An entry that `inv` writes gets the spec of the result of `_apply_transform`, or keeps its spec if there is none.
 
     Args:
         transform: a `Transform`, a chain, which becomes a `torchrl.envs.Compose`, a module with `forward` and `inv`, or a
             callable. One of torchrl's is returned as it is.
-        specs: entry -> its spec, of `torchrl.data` or `interop.specs`, under its name behind the transform: for bounds of
-            changed entries, of the data that the environment returns and of the data that it takes.
+        specs: entry -> its spec, of `torchrl.data` or `interop.specs`, under its name behind the transform: for bounds and
+            choices of changed entries, of the data that the environment returns and of the data that it takes.
 
-    ImportError where the program has not imported `torchrl.envs`: it is never imported here. In an environment ValueError
-    for transforms that keep data from one write to the next, or that change the batch size.
+    ImportError if the program has not imported `torchrl.envs`: it is never imported here. In an environment ValueError for
+    transforms that keep data from one write to the next, or that change the batch size.
     """
     envs = sys.modules.get("torchrl.envs")
     if envs is None:
-        raise ImportError(
-            "as_torchrl() needs torchrl.envs, which is not imported here: import it in your program first"
-        )
+        raise ImportError("as_torchrl() needs torchrl.envs, which is not imported: import it in your program first")
     if isinstance(transform, envs.Transform):
         return transform
     if isinstance(transform, Compose):
@@ -57,9 +60,6 @@ class TwoWay(Call):
     def inv(self, data: Any) -> Any:
         inverse: Any = self.function
         return inverse.inv(data)
-
-    def inverts(self) -> bool:
-        return True
 
 
 def _keys(name: str) -> property:
@@ -97,7 +97,7 @@ class Adapter:
             tolerate(self.transform, before)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if not self.transform.inverts() or (self.transform.learns_from_steps and self._in_environment()):
+        if self.transform.learns_from_steps and self._in_environment():
             return tensordict
         return self.transform.inv(tensordict)
 
@@ -105,17 +105,49 @@ class Adapter:
         super().set_missing_tolerance(mode)  # type: ignore[misc]
         tolerate(self.transform, mode)
 
-    def transform_output_spec(self, output_spec: Any) -> Any:
-        pairs = dict(zip(self.out_keys, self.in_keys, strict=False))
+    def transform_output_spec(self, output_spec: Spec) -> Spec:
+        """The specs of the result of a step. ValueError if the batch size changes."""
+        found, places = output_spec.clone(), _places(output_spec)
+        first, *others = (part.zero() for part in output_spec.values() if part is not None)
+        for other in others:
+            first.update(other)
+        zeros = {key: first.get(key) for key in places}  # held: an id is of one tensor only while it lives
+        names, size = {id(value): key for key, value in zeros.items()}, first.batch_size
         with self._dry_run() as twin:
-            return torchrl_specs.outputs(output_spec, twin.on_step, pairs, self.specs)
+            result = twin.on_step(first)
+            if not is_tensor_collection(result) or result.batch_size != size:
+                became = list(result.batch_size) if is_tensor_collection(result) else type(result).__name__
+                raise ValueError(f"the batch size of a step, {list(size)}, became {became}: it must not change")
+        made = {key: result.get(key) for key in result.keys(True, True, is_leaf=is_leaf_nontensor)}
+        for key in places.keys() - made.keys():
+            del found[places[key]]
+        read = dict(zip(self.out_keys, self.in_keys, strict=False))  # tells rewards from observations
+        for key, value in made.items():
+            source = names.get(id(value))
+            place = places.get(key) or places.get(read.get(key, source), ("full_observation_spec",))
+            if key in self.specs or source != key:
+                same: Spec = _unbounded(value) if source is None else output_spec[places[source]]
+                spec: Spec = self.specs.get(key, same)
+                found[unravel_key((place[0], key))] = spec.clone()
+        return found
 
-    def transform_input_spec(self, input_spec: Any) -> Any:
+    def transform_input_spec(self, input_spec: Spec) -> Spec:
+        """The specs of the data that a step takes. An entry that `inv` writes is replaced by the one that it reads."""
+        found, places = input_spec.clone(), _places(input_spec)
         pairs = dict(zip(self.in_keys_inv, self.out_keys_inv, strict=False))
+        for key in places.keys() & pairs.keys():
+            del found[places[key]]
         with self._dry_run() as twin:
-            if twin.learns_from_steps or not twin.inverts():
-                return input_spec
-            return torchrl_specs.inputs(input_spec, pairs, twin.read_tensor, self.specs)
+            for key, place in places.items():
+                outer = pairs.get(key, key)
+                if outer in self.specs:
+                    found[unravel_key((place[0], outer))] = self.specs[outer].clone()
+                elif key in pairs:
+                    value = input_spec[place].zero()
+                    made = twin.read_tensor(value)
+                    spec = input_spec[place] if made is value else _unbounded(made)
+                    found[unravel_key((place[0], outer))] = spec.clone()
+        return found
 
     def transform_env_device(self, device: Any) -> Any:
         found = getattr(self.transform, "device", None)
@@ -129,11 +161,9 @@ class Adapter:
 
     @contextlib.contextmanager
     def _dry_run(self) -> Iterator[Transform]:
-        """A copy of the transform to run for specs: torch's CPU generator stays as it is, errors say what they are of."""
+        """A copy of the transform to run on zeros: the random state of torch's CPU generator does not change."""
         if self.transform.keeps and not self.transform.learns_from_steps:
-            raise ValueError(
-                f"{self.transform} keeps what is written for the next write and is for buffers: an environment has none"
-            )
+            raise ValueError(f"{self.transform} keeps data from one write to the next: it works in buffers only")
         with torch.random.fork_rng(devices=[]):
             try:
                 yield copy.deepcopy(self.transform)
@@ -158,3 +188,17 @@ def _blank(base: type) -> Any:
     """For copies: the class is made where it is needed, and a pickle names that of torchrl."""
     made = _class(base)
     return made.__new__(made)
+
+
+def _unbounded(value: Any) -> Spec:
+    data = sys.modules["torchrl.data"]
+    if not isinstance(value, Tensor):
+        return data.NonTensor(shape=value.batch_size)
+    about = {"shape": value.shape, "dtype": value.dtype, "device": value.device}
+    return data.Categorical(2, **about) if value.dtype == torch.bool else data.Unbounded(**about)
+
+
+def _places(spec: Spec) -> dict[NestedKey, Any]:
+    """Where the spec of each entry is: the part of the spec, then its key there."""
+    parts = ((name, part) for name, part in spec.items() if part is not None)
+    return {key: unravel_key((name, key)) for name, part in parts for key in part.keys(True, True)}

@@ -1,42 +1,29 @@
-"""The base of transforms: entries to read and to write, in each of the two directions."""
+"""The base of transforms: entries to read and to write in each of the two directions."""
 
 import copy
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from tensordict import TensorDictBase, is_tensor_collection, unravel_key
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection, unravel_key
 from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from interop.transforms.entries import expect_tensor, expect_tensordict, missing, put
+from interop.data.keys import as_path, known_keys
 
 Keys = NestedKey | Sequence[NestedKey] | None
-
-
-class KeyList:
-    """An attribute that is a list of keys. A string or a tuple is one key, None is none."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, owner: type | None = None) -> list[NestedKey]:
-        return instance.__dict__[self._name]
-
-    def __set__(self, instance: Any, keys: Keys) -> None:
-        instance.__dict__[self._name] = as_keys(self._name, keys)
 
 
 class Transform(nn.Module):
     """Changes data: `forward` when a buffer is read, `inv` when it is written.
 
-    A subclass changes one tensor at a time, in `_apply_transform` and `_inv_apply_transform`, or the tensordict as a whole,
-    in `forward` and `_inv_call`. `forward` works in place; `inv` works on a shallow copy. Both also take the tensors by
-    name and return those of the other keys: `t(pixels=x)`.
+    A subclass changes one tensor at a time, in `_apply_transform` and `_inv_apply_transform`, or the whole tensordict, in
+    `forward` and `_inv_call`. `forward` works in place; `inv` works on a shallow copy. Both also take the tensors by name
+    and return those of the other keys: `t(pixels=x)`.
 
-    A buffer calls a transform outside of its lock, from many threads. A transform that keeps state from one write to the
-    next sets `keeps`: its writes come one at a time, and the state is restored where a write fails.
+    A buffer calls a transform outside of its lock, from many threads. A transform whose state changes with writes sets
+    `keeps`: its writes run one by one, and the state is restored if a write fails.
 
     Args:
         in_keys: entries that `forward` reads; a tuple is one nested key, a list holds keys.
@@ -50,18 +37,17 @@ class Transform(nn.Module):
     invertible = False
     """Whether `inv` undoes `forward`."""
     keeps = False
-    """Whether a write leaves state here for the next one; then there are `_kept` and `_keep`."""
+    """Whether a write changes the state; then there are `snapshot` and `restore`."""
     learns_from_steps = False
     """Whether the state in an environment is of the steps that it returned, not of writes."""
-
-    in_keys, out_keys, in_keys_inv, out_keys_inv = KeyList(), KeyList(), KeyList(), KeyList()
 
     def __init__(
         self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
     ) -> None:
         super().__init__()
-        self.in_keys, self.out_keys = in_keys, out_keys
-        self.in_keys_inv, self.out_keys_inv = in_keys_inv, out_keys_inv
+        self.in_keys, self.out_keys = as_keys("in_keys", in_keys), as_keys("out_keys", out_keys)
+        self.in_keys_inv = as_keys("in_keys_inv", in_keys_inv)
+        self.out_keys_inv = as_keys("out_keys_inv", out_keys_inv)
         for one, other in (("in_keys", "out_keys"), ("in_keys_inv", "out_keys_inv")):
             first, second = getattr(self, one), getattr(self, other)
             if first and second and len(first) != len(second):
@@ -80,7 +66,7 @@ class Transform(nn.Module):
         return self._call(tensordict)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Transform a tensordict: the data of a buffer, or what a step of an environment returned."""
+        """Transform a tensordict: the data of a buffer, or the result of a step of an environment."""
         return self._each(next_tensordict, self.in_keys, self.out_keys, self._apply_transform)
 
     def _apply_transform(self, obs: Any) -> Any:
@@ -91,7 +77,7 @@ class Transform(nn.Module):
 
     @dispatch(source="out_keys_inv", dest="in_keys_inv", auto_batch_size=False)
     def inv(self, tensordict: TensorDictBase) -> Any:
-        """The data to store; None to store nothing. The tensordict stays as it is."""
+        """The data to store; None to store nothing. The tensordict is not changed."""
         return self._inv_call(tensordict.copy() if is_tensor_collection(tensordict) else tensordict)
 
     def _inv_call(self, tensordict: TensorDictBase) -> Any:
@@ -101,57 +87,40 @@ class Transform(nn.Module):
         return self._each(tensordict, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
 
     def _inv_apply_transform(self, state: Any) -> Any:
-        """One tensor as it is to be stored."""
+        """One tensor to store."""
         if self.invertible:
             raise NotImplementedError(f"{type(self).__name__} is invertible: write _inv_apply_transform()")
         return state
 
     def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Transform the data that a step of an environment returned: `_call`, unless a subclass has only `forward`."""
-        for kind in type(self).__mro__:
-            if "_call" in vars(kind):
-                break
-            if "forward" in vars(kind):
-                return self(next_tensordict)
-        return self._call(next_tensordict)
-
-    def inverts(self) -> bool:
-        """Whether `inv` changes anything."""
-        return self._overrides("inv") or self._overrides("_inv_call") or bool(self.in_keys_inv)
+        """Transform the result of a step of an environment: `_call`, unless a subclass has only `forward`."""
+        only_forward = type(self)._call is Transform._call and type(self).forward is not Transform.forward
+        return self(next_tensordict) if only_forward else self._call(next_tensordict)
 
     def read_tensor(self, stored: Tensor) -> Tensor:
-        """What reading makes of one stored tensor: itself where there is no `_apply_transform`."""
-        return self._apply_transform(stored) if self._overrides("_apply_transform") else stored
-
-    @classmethod
-    def _overrides(cls, method: str) -> bool:
-        return getattr(cls, method) is not getattr(Transform, method)
-
-    def _kept(self) -> Any:
-        """The state for the next write; later calls must not change it."""
-        raise NotImplementedError(f"{type(self).__name__}.keeps is True: write _kept() and _keep()")
-
-    def _keep(self, kept: Any) -> None:
-        """Go back to a state that `_kept` returned."""
-        raise NotImplementedError(f"{type(self).__name__}.keeps is True: write _kept() and _keep()")
-
-    def _emptied(self) -> None:
-        """The buffer was emptied: forget data that waits to be stored."""
+        """The result of `_apply_transform`; the tensor itself if there is no such method."""
+        has_one = type(self)._apply_transform is not Transform._apply_transform
+        return self._apply_transform(stored) if has_one else stored
 
     def snapshot(self) -> Any:
-        """The state for the next write, as `restore` takes it."""
-        return self._kept()
+        """The state, as `restore` takes it. Later writes must not change it."""
+        raise NotImplementedError(f"{type(self).__name__}.keeps is True: write snapshot() and restore()")
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot: the write after it failed."""
-        self._keep(snapshot)
+        raise NotImplementedError(f"{type(self).__name__}.keeps is True: write snapshot() and restore()")
 
     def forget(self) -> None:
-        """The buffer was emptied."""
-        self._emptied()
+        """Drop data that waits to be stored: the buffer was emptied."""
 
-    def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
-        """Set the result of a function for each entry: of all, or of none where one is refused."""
+    def _each(
+        self,
+        data: Any,
+        sources: Sequence[NestedKey],
+        destinations: Sequence[NestedKey],
+        function: Callable[[Any], Any],
+    ) -> Any:
+        """Set the result of a function for each entry; for none if one is refused."""
         expect_tensordict(type(self).__name__, data)
         if len(sources) != len(destinations):
             raise ValueError(
@@ -166,12 +135,12 @@ class Transform(nn.Module):
         put(type(self).__name__, data, ready.items())
         return data
 
-    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Any, value: Any) -> Any:
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Any:
         """The result of the function for the entry of a key."""
         return function(value)
 
     def _get(self, data: TensorDictBase, key: NestedKey) -> Any:
-        """The entry; None for a missing one that may be missing, else KeyError."""
+        """The entry. For a missing one KeyError, or None with `missing_tolerance`."""
         value = data.get(key, None)
         if value is None and not self.missing_tolerance:
             raise missing(type(self).__name__, key, data)
@@ -183,26 +152,24 @@ class Transform(nn.Module):
 
     @property
     def container(self) -> Any:
-        """The buffer, or the outermost chain, that it is part of; None for nothing."""
-        held = self._holder()
+        """The buffer, or else the outermost chain, that it is part of; or None."""
+        reference = self.__dict__["_container"]
+        held = None if reference is None else reference()
         outer = held.container if isinstance(held, Transform) else None
         return held if outer is None else outer
 
     @property
     def parent(self) -> None:
-        """None: a buffer, unlike an environment, has no part that ends before a transform."""
+        """None: buffers have no environment that ends before a transform."""
         return
 
-    def _holder(self) -> Any:
-        reference = self.__dict__["_container"]
-        return None if reference is None else reference()
-
     def set_container(self, container: Any) -> None:
-        """Make this part of a chain or buffer. ValueError where it `keeps` state and is part of another one."""
-        held = self._holder()
+        """Make this part of a chain or buffer. ValueError if it `keeps` state and is part of another one."""
+        reference = self.__dict__["_container"]
+        held = None if reference is None else reference()
         if self.keeps and container is not None and held is not None and held is not container:
             raise ValueError(
-                f"{type(self).__name__} keeps what was written last and is part of a {type(held).__name__} already: give "
+                f"{type(self).__name__} keeps state between writes and is part of a {type(held).__name__} already: give "
                 "each buffer a clone() of its own"
             )
         self.__dict__["_container"] = None if container is None else weakref.ref(container)
@@ -222,9 +189,6 @@ class Transform(nn.Module):
     def __copy__(self) -> Self:
         return self.clone()
 
-    def close(self) -> None:
-        """Nothing has to be closed."""
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_container": None}
 
@@ -232,20 +196,27 @@ class Transform(nn.Module):
         return f"{type(self).__name__}(keys={self.in_keys})"
 
 
-class EntriesTransform(Transform):
-    """Changes single tensors. Errors name the entry that they are about.
+class TensorTransform(Transform):
+    """The base of transforms of single tensors. A subclass gives the functions, and declares what they take and return.
+
+    An error is raised with the name of the entry: for an entry that is no tensor, for too few dims, for a result of another
+    shape, and if a function raises.
 
     Args, of all subclasses that take them:
-        in_keys: entries to change when a buffer is read; None for `default_key`.
-        out_keys: where results go; None for `in_keys`.
-        in_keys_inv: where results go when a buffer is written: their names in the storage.
-        out_keys_inv: entries to change then; None for `in_keys_inv`.
+        in_keys: entries to change when a buffer is read; `default_key` by default.
+        out_keys: where the results go; `in_keys` by default.
+        in_keys_inv: where the results go when a buffer is written: their names in the storage.
+        out_keys_inv: entries to change then; `in_keys_inv` by default.
     """
 
     default_key: str | None = None
-    """The entry to read where no `in_keys` are given."""
+    """The default of `in_keys`."""
     shown: tuple[str, ...] = ()
     """Attributes in the repr."""
+    keeps_shape = False
+    """Whether results have the shapes of the entries."""
+    least_dims = least_dims_inv = 0
+    """Number of dims behind the batch dims that an entry needs when it is read or written, so that no batch dim moves."""
 
     def __init__(
         self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
@@ -254,23 +225,35 @@ class EntriesTransform(Transform):
         out_keys = in_keys if out_keys is None else out_keys
         super().__init__(in_keys, out_keys, in_keys_inv, in_keys_inv if out_keys_inv is None else out_keys_inv)
 
-    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Any, value: Any) -> Tensor:
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Tensor:
         expect_tensor(type(self).__name__, key, value)
+        least = self.least_dims_inv if function == self._inv_apply_transform else self.least_dims
+        if value.ndim < data.batch_dims + least:
+            needed = f"{least} dims are needed behind {data.batch_dims} batch dims"
+            raise ValueError(f"{self._at(key, value)}: {needed}")
         try:
-            return function(value)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            kind = TypeError if type(error) is NotImplementedError else type(error)  # torch's, for a dtype
-            if kind not in (TypeError, ValueError):
+            made = function(value)
+        except _NAMED as error:
+            if type(error) not in _NAMED:
                 raise
-            raise kind(f"{type(self).__name__}: {key!r}: {error}") from error
+            raise type(error)(f"{self._at(key, value)}: {error}") from error
+        if self.keeps_shape and made.shape != value.shape:
+            raise ValueError(f"{self._at(key, value)}: the result would be of shape {list(made.shape)}")
+        return made
+
+    def _at(self, key: NestedKey, value: Tensor) -> str:
+        return f"{type(self).__name__}: {key!r} of shape {list(value.shape)}"
 
     def __repr__(self) -> str:
         options = "".join(f"{name}={getattr(self, name)}, " for name in self.shown)
         return f"{type(self).__name__}({options}keys={self.in_keys})"
 
 
+_NAMED = TypeError, ValueError, RuntimeError, IndexError, NotImplementedError  # errors that are raised with a key
+
+
 def as_keys(name: str, keys: Any) -> list[NestedKey]:
-    """A list of keys: a string or a tuple is one, None is none of them."""
+    """A list of keys. A string or a tuple is one key, None is none."""
     if keys is None:
         return []
     found = [keys] if isinstance(keys, str | tuple) else keys
@@ -286,3 +269,83 @@ def as_key(name: str, key: Any) -> NestedKey:
 
 def _is_key(key: Any) -> bool:
     return isinstance(key, str) or (isinstance(key, tuple) and len(key) > 0 and all(map(_is_key, key)))
+
+
+def before_key(key: NestedKey) -> NestedKey | None:
+    """The key without its "next"; None for a key that has none."""
+    path = as_path(key)
+    return unravel_key(path[1:]) if path[0] == "next" and len(path) > 1 else None
+
+
+# ------------------------------------------------------------------ entries of tensordicts
+
+
+def expect_tensordict(name: str, data: Any) -> None:
+    """TypeError for data that is no tensordict."""
+    if not is_tensor_collection(data):
+        raise TypeError(f"{name} transforms the entries of a tensordict, got {type(data).__name__}")
+
+
+def expect_tensor(name: str, key: NestedKey, value: Any) -> None:
+    """TypeError for an entry that is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: {key!r} must be a tensor, got {type(value).__name__}")
+
+
+def missing(name: str, key: NestedKey, data: TensorDictBase) -> KeyError:
+    """The error for a missing entry."""
+    return KeyError(
+        f"{name}: {key!r} not found in tensordict, which has {known_keys(data)}. "
+        "Name entries that there are, or call set_missing_tolerance(True)"
+    )
+
+
+def put(
+    name: str, data: TensorDictBase, entries: Iterable[tuple[NestedKey, Any]], gone: Iterable[NestedKey] = ()
+) -> None:
+    """Delete entries, then set others; nothing is changed if one is refused.
+
+    KeyError for an entry within one that is no tensordict, ValueError for a value without the batch dims that it needs,
+    RuntimeError for a locked tensordict.
+    """
+    entries, gone = list(entries), list(gone)
+    for key, value in [*((key, None) for key in gone), *entries]:
+        holder = data
+        for step in as_path(key)[:-1]:
+            inner = holder.get(step, None)
+            if inner is None:
+                break
+            if not is_tensor_collection(inner) or is_non_tensor(inner):
+                raise KeyError(
+                    f"{name}: {key!r} cannot be set, as {step!r} is no tensordict but a {type(inner).__name__}"
+                )
+            holder = inner
+        if holder.is_locked:
+            raise RuntimeError(f"{name}: {key!r} cannot be changed: the tensordict that holds it is locked")
+        shaped = isinstance(value, Tensor) or (is_tensor_collection(value) and not is_non_tensor(value))
+        if shaped and value.shape[: holder.batch_dims] != holder.batch_size:
+            raise ValueError(
+                f"{name}: {key!r} would be of shape {list(value.shape)} in a tensordict of batch size "
+                f"{list(holder.batch_size)}: the batch dims have to stay as they are"
+            )
+    for key in gone:
+        if data.get(key, None) is not None:  # not deleted with one above it
+            data.del_(key)
+    for key, value in entries:
+        data.set(key, value)
+
+
+def tensors(data: TensorDictBase, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, str, NestedKey, Tensor]]:
+    """All tensors: the tensordict that holds one, its name there, its key, the tensor.
+
+    A lazy stack gives those of each element, which may differ in shape and in keys.
+    """
+    if isinstance(data, LazyStackedTensorDict):
+        for each in data.tensordicts:
+            yield from tensors(each, path)
+        return
+    for name, value in list(data.items()):
+        if isinstance(value, Tensor):
+            yield data, name, (*path, name) if path else name, value
+        elif is_tensor_collection(value) and not is_non_tensor(value):
+            yield from tensors(value, (*path, name))

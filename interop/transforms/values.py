@@ -11,24 +11,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from interop.data.numbers import whole
-from interop.transforms.entries import broadcasts, expect_tensordict, tensors
-from interop.transforms.transform import EntriesTransform, Keys, Transform
+from interop.transforms.transform import Keys, TensorTransform, Transform, expect_tensordict, tensors
 
 
-class RewardClipping(EntriesTransform):
-    """Rewards between two bounds, which are buffers of the module.
+class RewardClipping(TensorTransform):
+    """Clips rewards between two bounds, which are buffers of the module.
 
     Integers stay integers between integer bounds, and become floats otherwise. A bound beyond the range of an integer dtype
-    is ignored; ValueError where it excludes the whole range.
+    counts as the end of the range.
 
     Args:
         clamp_min: the lower bound, a number or a tensor; None for none.
         clamp_max: the upper bound; None for none.
 
-    TypeError for a bound that is no number, ValueError for no bound, NaN, and a lower one above the upper one.
+    TypeError for a bound that is no number; ValueError for no bound, NaN, and a lower bound above the upper one.
     """
 
     default_key = "reward"
+    keeps_shape = True
     clamp_min: Tensor | None
     clamp_max: Tensor | None
 
@@ -49,25 +49,26 @@ class RewardClipping(EntriesTransform):
         self.register_buffer("clamp_max", high)
 
     def _apply_transform(self, reward: Tensor) -> Tensor:
-        return _clamped(reward, self.clamp_min, self.clamp_max)
+        return reward.clamp(_held(self.clamp_min, reward), _held(self.clamp_max, reward))
 
     def __repr__(self) -> str:
         bounds = (f"{name}={_number(each)}" for name, each in self.named_buffers())
         return f"{type(self).__name__}({', '.join(bounds)}, keys={self.in_keys})"
 
 
-class ClipTransform(EntriesTransform):
-    """Entries between two bounds, when they are read or written. The bounds are buffers of the module.
+class ClipTransform(TensorTransform):
+    """Clips entries between two bounds, when they are read or written. The bounds are buffers of the module.
 
-    Integers become floats of the default dtype of when this was made.
+    Integers become floats, of the default dtype at construction.
 
     Args:
         low: the lower bound, a number; None for none.
         high: the upper bound; None for none.
 
-    TypeError for no bound or one that is no number, ValueError for NaN and for a lower one that is not below the upper one.
+    TypeError for no bound or one that is no number; ValueError for NaN and a lower bound that is not below the upper one.
     """
 
+    keeps_shape = True
     low: Tensor | None
     high: Tensor | None
 
@@ -92,14 +93,14 @@ class ClipTransform(EntriesTransform):
             raise ValueError(f"low must be below high, got {low} and {high}")
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
-        return _clamped(obs, self.low, self.high)
+        return obs.clamp(_held(self.low, obs), _held(self.high, obs))
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
         return self._apply_transform(state)
 
 
-class BinarizeReward(EntriesTransform):
-    """Whether rewards [..., 1] are above 0, as int8 of 1 and 0. `in_keys` are `["reward"]` by default."""
+class BinarizeReward(TensorTransform):
+    """Replaces rewards [..., 1] by whether they are above 0, as int8 of 1 and 0. `in_keys` are ["reward"] by default."""
 
     default_key = "reward"
 
@@ -108,12 +109,12 @@ class BinarizeReward(EntriesTransform):
 
     def _apply_transform(self, reward: Tensor) -> Tensor:
         if reward.shape[-1:] != (1,):
-            raise ValueError(f"rewards must be [..., 1], got {list(reward.shape)}")
+            raise ValueError("rewards must be [..., 1]")
         return (reward > 0).to(torch.int8)
 
 
-class SignTransform(EntriesTransform):
-    """The signs of entries, -1, 0 and 1 in their dtype: of `in_keys` when read, of `out_keys_inv` when written."""
+class SignTransform(TensorTransform):
+    """Replaces entries by their signs, -1, 0 and 1 in their dtype: `in_keys` when read, `out_keys_inv` when written."""
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.sign()
@@ -122,19 +123,19 @@ class SignTransform(EntriesTransform):
         return self._apply_transform(state)
 
 
-class DiscreteActionProjection(EntriesTransform):
-    """One-hot actions of a small set, read as those of a larger one; written, those outside of the small set are redrawn.
+class DiscreteActionProjection(TensorTransform):
+    """Reads one-hot actions of a small set as those of a larger one; redraws actions outside of the small set when written.
 
-    Reading gives them `max_actions` places; writing `num_actions_effective`, where an action beyond these becomes one of
-    them at random, each as likely, of torch's generator. The result is int64.
+    Reading gives actions `max_actions` places, writing `num_actions_effective`. A written action beyond these is replaced
+    by a random one of them, of torch's generator. The result is int64.
 
     Args:
-        num_actions_effective: how many actions are stored.
-        max_actions: how many are read and written.
+        num_actions_effective: number of actions in the storage.
+        max_actions: number of actions outside.
         action_key: the actions.
         include_forward: whether reading changes them.
 
-    ValueError for more effective actions than actions, and for actions of another number of places.
+    ValueError for more effective actions than actions, and for actions with another number of places.
     """
 
     def __init__(
@@ -162,34 +163,32 @@ class DiscreteActionProjection(EntriesTransform):
 
     def _apply_transform(self, action: Tensor) -> Tensor:
         if not action.ndim or not 1 <= action.shape[-1] <= self.max_actions:
-            raise ValueError(f"one-hot actions of at most {self.max_actions} places, got {list(action.shape)}")
+            raise ValueError(f"one-hot actions of at most {self.max_actions} places are needed")
         return functional.one_hot(_chosen(action), self.max_actions)
 
     def _inv_apply_transform(self, action: Tensor) -> Tensor:
         if action.shape[-1:] != (self.max_actions,):
-            raise ValueError(f"one-hot actions of {self.max_actions} places, got {list(action.shape)}")
+            raise ValueError(f"one-hot actions of {self.max_actions} places are needed")
         chosen = _chosen(action)
         drawn = torch.randint(self.num_actions_effective, chosen.shape, device=chosen.device)
         chosen = torch.where(chosen < self.num_actions_effective, chosen, drawn)
         return functional.one_hot(chosen, self.num_actions_effective)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_actions_effective={self.num_actions_effective}, max_actions={self.max_actions}, "
-            f"in_keys_inv={self.in_keys_inv})"
-        )
+        counts = f"num_actions_effective={self.num_actions_effective}, max_actions={self.max_actions}"
+        return f"{type(self).__name__}({counts}, in_keys_inv={self.in_keys_inv})"
 
 
 class UnaryTransform(Transform):
-    """A function of single entries: `torch.Tensor.float` to have them as float32, for example.
+    """Applies a function to single entries: `torch.Tensor.float` to have them as float32, for example.
 
     Args:
-        in_keys, out_keys: entries that `fn` gets when they are read, and where its results go.
-        in_keys_inv, out_keys_inv: where the results of `inv_fn` go when entries are written, and which entries it gets;
-            None for `in_keys_inv`.
-        fn: takes an entry, and returns a tensor, a tensordict or another object. A lambda cannot be pickled.
-        inv_fn: the same for writing; None for `fn`.
-        use_raw_nontensor: give the functions the `NonTensorData` or `NonTensorStack` rather than the objects in it.
+        in_keys, out_keys: arguments of `fn` when data is read, and where its results go.
+        in_keys_inv, out_keys_inv: where the results of `inv_fn` go when data is written, and its arguments; `in_keys_inv`
+            by default.
+        fn: takes an entry and returns a tensor, a tensordict or another object. A lambda cannot be pickled.
+        inv_fn: the same for writing; `fn` by default.
+        use_raw_nontensor: pass `NonTensorData` or `NonTensorStack` instead of the objects in it.
 
     TypeError for a function that cannot be called.
     """
@@ -246,39 +245,30 @@ class FiniteTensorDictCheck(Transform):
 
 
 def _chosen(action: Tensor) -> Tensor:
-    return (action.to(torch.uint8) if action.dtype == torch.bool else action).argmax(-1)
+    """The number of each one-hot action."""
+    return (action.byte() if action.dtype == torch.bool else action).argmax(-1)
 
 
 def _bound(name: str, value: Any) -> Tensor | None:
+    """A bound as a tensor. TypeError or ValueError for a value that is no number."""
     if value is None:
         return None
-    number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
-    bound = torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu").detach() if number else None
-    if bound is None or bound.is_complex():
+    if not isinstance(value, int | float | Tensor) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not bound.is_meta and bool(bound.isnan().any()):
+    bound = torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu").detach()
+    if bool(bound.isnan().any()):
         raise ValueError(f"{name} must be a number, got {value!r}")
     return bound
 
 
-def _clamped(value: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    return value.clamp(_fitting("lower", low, value), _fitting("upper", high, value))
-
-
-def _fitting(kind: str, bound: Tensor | None, value: Tensor) -> Tensor | None:
-    """A bound for values on their device; one beyond the range of their dtype, where torch would wrap around, is its end."""
+def _held(bound: Tensor | None, value: Tensor) -> Tensor | None:
+    """A bound on the device of values. Integers are clipped to the range of their dtype, where torch would wrap around."""
     if bound is None:
         return None
-    if not broadcasts(bound.shape, value.shape):
-        raise ValueError(f"bounds of shape {list(bound.shape)} do not fit values of shape {list(value.shape)}")
     of_integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    if of_integers and not bound.ndim and not bound.is_floating_point():
-        number, held = int(bound), torch.iinfo(value.dtype)
-        if number > held.max if kind == "lower" else number < held.min:
-            raise ValueError(
-                f"the {kind} bound {number} is not of {value.dtype}, and nor is what is clipped to it: cast the values"
-            )
-        bound = torch.tensor(min(max(number, held.min), held.max), dtype=value.dtype, device="cpu")
+    if of_integers and not bound.is_floating_point():
+        held = torch.iinfo(value.dtype)
+        bound = bound.long().clamp(held.min, held.max).to(value.dtype)
     return bound.to(value.device)
 
 

@@ -7,7 +7,6 @@ import warnings
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 
 from interop import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer, specs
 from interop import transforms as ours
@@ -121,39 +120,6 @@ def test_bounds_of_changed_entries_are_said_or_none():
     assert said.observation_spec["observation"] == other.Bounded(2 - high, high)
     given = said.rollout(20)["action"]
     assert bounds(said.action_spec) == (-3, 5) and (given.min() < -2 or given.max() > 2)
-
-
-class Numbered(Transform):
-    """One-hot actions, taken as numbers."""
-
-    def __init__(self):
-        super().__init__([], [], ["action"], ["action"])
-
-    def _apply_transform(self, obs):
-        return obs.to(torch.uint8).argmax(-1)
-
-    def _inv_apply_transform(self, state):
-        return nn.functional.one_hot(state, 2)
-
-
-class Marked(Numbered):
-    """The reverse."""
-
-    _apply_transform, _inv_apply_transform = Numbered._inv_apply_transform, Numbered._apply_transform
-
-
-@pytest.mark.parametrize("numbers", [False, True])
-def test_discrete_actions_keep_their_choices(numbers):
-    env = GymEnv("CartPole-v1", categorical_action_encoding=numbers)
-    for transform in (Marked(), Numbered()) if numbers else (Numbered(), Marked()):
-        env = TransformedEnv(env, as_torchrl(transform), auto_unwrap=True)
-        check_env_specs(env)
-        numbers = not numbers
-        assert env.action_spec == (other.Categorical(2) if numbers else other.OneHot(2, dtype=torch.int64))
-    cast = ours.DTypeCastTransform(torch.int64, torch.int32, in_keys_inv=["action"])
-    env = TransformedEnv(env, as_torchrl(cast), auto_unwrap=True)
-    check_env_specs(env)
-    assert env.action_spec.dtype == torch.int32 and env.action_spec.n == 2
 
 
 def test_images_agents_and_what_is_no_tensor():

@@ -88,12 +88,12 @@ def test_a_state_that_cannot_hold_what_is_written_is_refused():
     given = data(2, 6)
     given["hidden"] = torch.zeros(2, 6, 4, dtype=torch.int64)
     module = TensorDictModule(torch.nn.Linear(3, 4), in_keys=["observation"], out_keys=[("next", "hidden")])
-    with pytest.raises(TypeError, match=r"'hidden' is torch.int64, the modules write torch.float32"):
+    with pytest.raises(TypeError, match=r"'hidden' is torch.int64 .* the modules write torch.float32"):
         BurnInTransform([module], burn_in=2)(given)
 
 
 def test_another_dim_named_time_is_refused():
     given = data(2, 6)
     given.names = ["time", None]
-    with pytest.raises(ValueError, match="time is the last batch dim, the names of dims are"):
+    with pytest.raises(ValueError, match="time is the last batch dim"):
         BurnInTransform([Recurrent()], burn_in=2)(given)

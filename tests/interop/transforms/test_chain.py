@@ -4,10 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torch.nn.parameter import UninitializedBuffer, is_lazy
 
-from fbuf.checkpoint import CheckpointMismatch
-from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from interop import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from interop.transforms import Compose, Transform
 
 
@@ -124,38 +122,3 @@ def test_transforms_see_where_slices_end(storage):
     assert batch["next", "truncated"].squeeze(-1).tolist() == ends
     assert seen == [ends]
     assert not rb.storage[:]["next", "truncated"].any()
-
-
-class Summed(nn.Module):
-    """Adds up what is read, once it has a shape: torch makes no `state_dict` of a buffer without one."""
-
-    def __init__(self, factor=1.0):
-        super().__init__()
-        self.register_buffer("factor", torch.tensor(factor))
-        self.register_buffer("total", UninitializedBuffer(device="cpu"))
-
-    def forward(self, data):
-        return data * self.factor
-
-
-@pytest.mark.parametrize("way", ["dumps", "state_dict"])
-def test_modules_are_saved_without_buffers_that_have_no_shape_yet(way, tmp_path):
-    rb, other = (ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(Summed(by))) for by in (3.0, 1.0))
-    rb.extend(torch.ones(4))
-
-    def load():
-        if way == "dumps":
-            rb.dumps(tmp_path / str(is_lazy(one.total)))
-            return other.loads(tmp_path / str(is_lazy(one.total)))
-        return other.load_state_dict(rb.state_dict())
-
-    one, another = (each.transform[0].function for each in (rb, other))
-    load()
-    assert another.factor == 3 and is_lazy(another.total)
-    one.total.materialize(())
-    one.total.fill_(7.0)
-    with pytest.raises(CheckpointMismatch, match="total is only in the checkpoint"):
-        load()
-    another.total.materialize(())
-    load()
-    assert another.total == 7

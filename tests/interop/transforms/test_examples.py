@@ -179,7 +179,7 @@ def test_the_inverse_takes_back_what_forward_does(make, key):
 
 
 @pytest.mark.parametrize("dtype", [U8, torch.int8, torch.int16, I64])
-@pytest.mark.parametrize("bounds", [(-1, 1), (-1, None), (None, 1000), (0, 300), (-1000, 100)])
+@pytest.mark.parametrize("bounds", [(-1, 1), (None, 1000), (0, 300), (-1000, 100)])
 def test_integer_bounds_do_not_wrap_around(dtype, bounds):
     held = torch.iinfo(dtype)
     values = torch.tensor([max(held.min, -(2**40)), 0, 1, 100, min(held.max, 2**40)]).to(dtype)

@@ -31,11 +31,11 @@ class Delay(Transform):
     def forward(self, tensordict):
         return tensordict
 
-    def _kept(self):
+    def snapshot(self):
         return (self.held,)
 
-    def _keep(self, kept):
-        (self.held,) = kept
+    def restore(self, snapshot):
+        (self.held,) = snapshot
 
     def get_extra_state(self):
         return None if self.held is None else {"a": self.held["a"]}
@@ -67,11 +67,11 @@ def test_a_write_that_fails_takes_nothing():
 def test_each_buffer_needs_its_own():
     delay = Delay()
     rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=delay)
-    with pytest.raises(ValueError, match=r"Delay keeps what was written last.*clone\(\)"):
+    with pytest.raises(ValueError, match=r"Delay keeps state between writes.*clone\(\)"):
         ReplayBuffer(storage=LazyTensorStorage(8), transform=delay)
     with pytest.raises(ValueError, match="Compose keeps"):
         ReplayBuffer(storage=LazyTensorStorage(8), transform=rb.transform)
-    with pytest.raises(ValueError, match="keeps what was written last"):
+    with pytest.raises(ValueError, match="keeps state between writes"):
         ReplayBuffer(storage=LazyTensorStorage(8)).append_transform(rb.transform)
     other = ReplayBuffer(storage=LazyTensorStorage(8), transform=delay.clone())
     other.extend(rows(0))

@@ -1,0 +1,375 @@
+"""Returns of trajectories: n-step transitions and returns to go when data is stored, sums of rewards when it is read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from fbuf import checks
+from interop.data.keys import as_path, entries_below
+from interop.postprocs import returns
+from interop.postprocs.multi_step import RolloutKeys, mapped, rollout, transitions
+from interop.transforms.order import follows_in_buffer
+from interop.transforms.transform import Keys, Transform, as_keys, expect_tensor, expect_tensordict, missing, put
+
+_STATE = {"n_steps", "gamma", "frames"}
+
+
+class MultiStepTransform(Transform):
+    """Stores transitions of n steps, as `MultiStep` makes them, of a stream that comes in pieces.
+
+    The last `n_steps` frames wait for those that follow: after k frames max(0, k - n_steps) are stored. `inv` returns None
+    if there are none yet. Reading changes nothing. Time is the last dim of the data; each lane of the other dims is a
+    stream. The waiting frames are part of `state_dict()`, of checkpoints and of the transactions of the buffer.
+
+    Args:
+        n_steps: at least 1. It may be set later, for the next write.
+        gamma: discount, from 0 to 1.
+        reward_keys, done_key, done_keys: under "next", as for `MultiStep`.
+        mask_key: of the mask, which is False for padding.
+        last_flags: as for `MultiStep`.
+
+    Frames that do not fit the waiting ones are refused: KeyError for other entries, TypeError for another dtype or entries
+    that are no tensors, ValueError for another shape, and in a buffer whose data has time in another dim. Waiting frames
+    move to the device of new ones.
+    """
+
+    keeps = True
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Any = None,
+        done_key: Any = None,
+        done_keys: Any = None,
+        mask_key: Any = None,
+        last_flags: bool = False,
+    ) -> None:
+        super().__init__()
+        self.n_steps, self.gamma = n_steps, gamma
+        self.reward_keys: Any = ["reward"] if reward_keys is None else reward_keys
+        self.done_key: Any = "done" if done_key is None else done_key
+        self.done_keys: Any = ["done", "truncated", "terminated"] if done_keys is None else done_keys
+        self.mask_key: Any = "mask" if mask_key is None else mask_key
+        self.last_flags = last_flags
+        self._waiting: TensorDictBase | None = None  # never changed in place
+
+    @property
+    def n_steps(self) -> int:
+        """The largest number of steps of a transition."""
+        return self._n_steps
+
+    @n_steps.setter
+    def n_steps(self, value: int) -> None:
+        self._n_steps = checks.as_int("n_steps", value)
+
+    @property
+    def gamma(self) -> float:
+        """The discount."""
+        return self._gamma
+
+    @gamma.setter
+    def gamma(self, value: float) -> None:
+        self._gamma = returns.as_discount(value)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The same tensordict."""
+        return tensordict
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        raise ValueError("MultiStepTransform needs the following steps: it works in buffers, not in environments")
+
+    def inv(self, tensordict: TensorDictBase) -> Any:
+        """The complete transitions; None if there are none. The tensordict is not changed."""
+        _refuse_other_time(self)
+        new, waiting, keys, n = rollout(self, tensordict), self._waiting, RolloutKeys.of(self), self._n_steps
+        time = new.ndim - 1
+        frames = mapped(new, time, new.shape[time], _detached)
+        if waiting is not None:
+            if waiting.shape[:time] != frames.shape[:time]:
+                raise ValueError(
+                    f"the waiting frames are {list(waiting.shape)}, new ones {list(frames.shape)}: all dims but the last, "
+                    "time, must agree"
+                )
+            frames = _joined(waiting, frames, time)
+        total = frames.shape[time]
+        count, new_is_large = max(total - n, 0), new.shape[time] > n
+        made = transitions(frames, keys, self._gamma, n, count, copy=count < n)  # few rows share no memory with many
+        if waiting is None or new_is_large:
+            frames = mapped(
+                frames, time, total - count, lambda _, leaf: leaf.narrow(time, count, total - count).clone()
+            )
+        elif count:
+            frames = mapped(frames, time, total - count, lambda _, leaf: leaf.narrow(time, count, total - count))
+        self._waiting = frames
+        return made if count else None
+
+    def flush(self) -> TensorDictBase | None:
+        """The transitions of the waiting frames as the end of the stream; None if no frames wait. None wait afterwards."""
+        frames, self._waiting = self._waiting, None
+        if frames is None or not frames.shape[-1]:
+            return None
+        return transitions(frames, RolloutKeys.of(self), self._gamma, self._n_steps, frames.shape[-1])
+
+    def snapshot(self) -> Any:
+        return self._waiting
+
+    def restore(self, snapshot: Any) -> None:
+        self._waiting = snapshot
+
+    def forget(self) -> None:
+        self._waiting = None
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """n_steps, gamma, and the waiting frames as plain values."""
+        frames = None if self._waiting is None else _as_plain(self._waiting)
+        return {"n_steps": self._n_steps, "gamma": self._gamma, "frames": frames}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Continue from a saved state. TypeError or ValueError for a wrong one."""
+        if not isinstance(state, Mapping) or set(state) != _STATE:
+            raise TypeError(f"the state of a MultiStepTransform has {', '.join(sorted(_STATE))}, got {state!r}")
+        n, gamma = checks.as_int("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
+        frames = None if state["frames"] is None else _from_plain(state["frames"])
+        self._n_steps, self._gamma, self._waiting = n, gamma, frames
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n_steps={self._n_steps}, gamma={self._gamma})"
+
+
+class Reward2GoTransform(Transform):
+    """Stores returns to the end of the trajectory in place of rewards: G[t] = r[t] + gamma * G[t + 1].
+
+    Reading changes nothing. Time is the last dim of the tensordict. A trajectory ends where ("next", done_key) is true, and
+    with the data. Each line of time must have an end: otherwise rewards that are still to come would be missing.
+
+    Args:
+        gamma: discount, from 0 to 1.
+        in_keys: of rewards; ("next", "reward") by default.
+        out_keys: where the returns are stored; in place of the rewards by default.
+        done_key: under "next".
+
+    KeyError for a missing entry. RuntimeError for a line without an end, and for flags that do not fit the rewards.
+    ValueError in a buffer whose data has time in another dim.
+    """
+
+    gamma: Tensor
+
+    def __init__(
+        self,
+        gamma: float | Tensor | None = 1.0,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        done_key: Any = "done",
+    ) -> None:
+        found = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
+        stored = found if out_keys is None else as_keys("out_keys", out_keys)
+        super().__init__(found, stored, in_keys_inv=stored, out_keys_inv=found)
+        self.done_key = done_key
+        value = returns.as_discount(1.0 if gamma is None else gamma)
+        self.register_buffer("gamma", torch.tensor(value, dtype=torch.float64, device="cpu"))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The same tensordict."""
+        return tensordict
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        raise ValueError("Reward2GoTransform needs whole trajectories: it works in buffers, not in environments")
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        _refuse_other_time(self)
+        time = rollout(self, tensordict).ndim - 1
+        ends = returns.flags(returns.entry(tensordict, ("next", *as_path(self.done_key))))
+        if ends.numel() and not ends.any(time).all():
+            raise RuntimeError(
+                f"No episode ends found to calculate the reward to go: {('next', self.done_key)!r} needs a true step in "
+                f"each of the lines along dim {time} of {list(ends.shape)}. Write whole episodes at once"
+            )
+        for source, stored in zip(self.out_keys_inv, self.in_keys_inv, strict=True):
+            reward = returns.entry(tensordict, source)
+            if ends.shape not in (reward.shape, reward.shape[: time + 1], (*reward.shape[: time + 1], 1)):
+                raise RuntimeError(
+                    f"{source!r} is {list(reward.shape)} and the flags of ends are {list(ends.shape)}: one for each, or for "
+                    "each step, is needed"
+                )
+            tensordict.set(stored, returns.along(reward, ends, float(self.gamma), time))
+        return tensordict
+
+
+class RewardSum(Transform):
+    """The sum of the rewards of each trajectory so far, with the reward of the step itself.
+
+    Time is the dim named "time". A step whose "done" is true is the last of its trajectory. The flag is found beside the
+    reward or further out, under "next" first; "terminated" or "truncated" stand in for a missing "done". Without any of
+    them all steps along time are one trajectory. In a batch of a buffer, a sum also begins at each step that was not stored
+    right after the previous one.
+
+    A large, infinite or NaN reward does not change the sums of other trajectories. Sums of integers and bools are int64.
+    O(steps * log steps).
+
+    Args:
+        in_keys: rewards; ["reward"] by default. In a buffer of transitions these are [("next", "reward")].
+        out_keys: where the sums go; beside the rewards as "episode_<name>" by default.
+        reset_keys, reward_spec: no effect; they are for environments.
+        time_dim: the time dim of the tensordict, if none is named "time".
+        done_keys: the flag that ends trajectories, one for each of `in_keys`.
+
+    KeyError for missing rewards and flags, TypeError for rewards that are no tensors, ValueError for shapes that do not fit
+    and for data without a time dim.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        reset_keys: Keys = None,
+        *,
+        reward_spec: bool = False,
+        time_dim: int | None = None,
+        done_keys: Keys = None,
+    ) -> None:
+        found = as_keys("in_keys", "reward" if in_keys is None else in_keys)
+        beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in found]
+        super().__init__(found, beside if out_keys is None else out_keys)
+        self.reset_keys, self.reward_spec, self.time_dim = as_keys("reset_keys", reset_keys), reward_spec, time_dim
+        self.done_keys = None if done_keys is None else as_keys("done_keys", done_keys)
+        if self.done_keys is not None and len(self.done_keys) != len(found):
+            raise ValueError(f"done_keys must be one for each of {found}, got {self.done_keys}")
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        expect_tensordict("RewardSum", next_tensordict)
+        time = self._time(next_tensordict)
+        follows = follows_in_buffer(next_tensordict.batch_size, time)
+        ready = []
+        for number, (key, out_key) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
+            reward = self._get(next_tensordict, key)
+            if reward is None:
+                continue
+            expect_tensor("RewardSum", key, reward)
+            ends = _ends_of(key, self._done(next_tensordict, number, key), reward)
+            if follows is not None:
+                breaks = ~follows.movedim(-1, time).to(reward.device)
+                breaks = breaks.reshape(*breaks.shape, *(1 for _ in reward.shape[breaks.ndim :]))
+                ends.narrow(time, 0, reward.shape[time] - 1).logical_or_(breaks)
+            ready.append((out_key, returns.running_sums(reward, ends, time)))
+        put("RewardSum", next_tensordict, ready)
+        return next_tensordict
+
+    def _time(self, data: TensorDictBase) -> int:
+        if self.time_dim is not None:
+            if not -data.ndim <= self.time_dim < data.ndim:
+                raise ValueError(f"time_dim {self.time_dim} is out of range for batch size {list(data.batch_size)}")
+            return self.time_dim % data.ndim
+        if "time" not in data.names:
+            raise ValueError(
+                f"no dim of batch size {list(data.batch_size)} is named 'time': use refine_names(), or give time_dim"
+            )
+        return data.names.index("time")
+
+    def _done(self, data: TensorDictBase, number: int, key: NestedKey) -> Tensor | None:
+        if self.done_keys is not None:
+            found = data.get(self.done_keys[number], None)
+            if found is None:
+                raise missing("RewardSum", self.done_keys[number], data)
+            return found
+        path = as_path(key)
+        is_after = path[0] == "next"
+        around = path[1:-1] if is_after else path[:-1]
+        places = [around[:depth] for depth in range(len(around), -1, -1)]
+        for place in [*(("next", *each) for each in places), *(() if is_after else places)]:
+            done = _flag(data, place)
+            if done is not None:
+                return done
+        if is_after and _flag(data, ()) is not None:
+            raise KeyError(
+                f"RewardSum: {key!r}: there is a flag of before the step, and no ('next', 'done') of after it: add it, or "
+                "give done_keys"
+            )
+        return None
+
+
+def _flag(data: TensorDictBase, place: Sequence[str]) -> Tensor | None:
+    done, terminated, truncated = (data.get((*place, name), None) for name in ("done", "terminated", "truncated"))
+    if done is not None:
+        return done
+    if isinstance(terminated, Tensor) and isinstance(truncated, Tensor):
+        return terminated.logical_or(truncated)
+    return truncated if terminated is None else terminated
+
+
+def _ends_of(key: NestedKey, done: Tensor | None, reward: Tensor) -> Tensor:
+    """The flags as new bools of the shape of the rewards."""
+    if done is None:
+        return torch.zeros(reward.shape, dtype=torch.bool, device=reward.device)
+    flags = done.squeeze(-1) if done.ndim > reward.ndim and done.shape[-1] == 1 else done
+    flags = flags.reshape(*flags.shape, *(1 for _ in reward.shape[flags.ndim :]))
+    try:
+        return flags.bool().expand(reward.shape).clone()
+    except RuntimeError as error:
+        raise ValueError(
+            f"RewardSum: {key!r} is of shape {list(reward.shape)}, its done flag of shape {list(done.shape)} does not fit"
+        ) from error
+
+
+def _refuse_other_time(transform: Transform) -> None:
+    """ValueError if the buffer is extended along another dim than the last, which is taken for time."""
+    buffer = transform.container
+    dim = getattr(buffer, "dim_extend", None)
+    if dim is not None and dim < buffer.storage.ndim - 1:
+        raise ValueError(
+            f"{type(transform).__name__} takes the last dim of what is written for time, and this buffer is extended along "
+            f"dim {dim} of {buffer.storage.ndim}: build it with dim_extend={buffer.storage.ndim - 1}, and write [..., time]"
+        )
+
+
+def _detached(path: tuple[str, ...], leaf: Any) -> Tensor:
+    """The entry without gradients. TypeError for an entry that is no tensor."""
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"{path!r} is no tensor, and cannot wait for the frames that follow: leave it out")
+    return leaf.detach() if leaf.requires_grad else leaf
+
+
+def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int) -> TensorDictBase:
+    """The waiting frames and those that follow, on the device of these. Errors for new ones that do not fit."""
+    old = dict(entries_below(waiting))
+
+    def joined(path: tuple[str, ...], leaf: Tensor) -> Tensor:
+        other = old.pop(path, None)
+        if other is None:
+            raise KeyError(f"{path!r} not found in the waiting frames: flush() them before entries change")
+        if leaf.dtype != other.dtype:
+            raise TypeError(f"{path!r} is {leaf.dtype}, in the waiting frames {other.dtype}")
+        if leaf.shape[time + 1 :] != other.shape[time + 1 :]:
+            item, kept = list(leaf.shape[time + 1 :]), list(other.shape[time + 1 :])
+            raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {kept}")
+        return torch.cat([other if other.device == leaf.device else other.to(leaf.device), leaf], time)
+
+    frames = mapped(new, time, waiting.shape[time] + new.shape[time], joined)
+    if old:
+        raise KeyError(f"{sorted(old)} not found in new frames: flush() the waiting ones before entries change")
+    return frames
+
+
+def _as_plain(data: TensorDictBase) -> dict[str, Any]:
+    """A tensordict as dicts, lists and tensors."""
+    entries = {key: value if isinstance(value, Tensor) else _as_plain(value) for key, value in data.items()}
+    return {"batch": list(data.batch_size), "entries": entries}
+
+
+def _from_plain(plain: Any) -> TensorDictBase:
+    """The tensordict of a result of `_as_plain`. TypeError or ValueError for other values."""
+    if not isinstance(plain, Mapping) or set(plain) != {"batch", "entries"}:
+        raise TypeError(f"frames have batch and entries, got {plain!r}")
+    entries = {
+        key: value.clone() if isinstance(value, Tensor) else _from_plain(value)
+        for key, value in plain["entries"].items()
+    }
+    try:
+        return TensorDict(entries, plain["batch"])
+    except RuntimeError as error:
+        raise ValueError(f"frames of batch size {plain['batch']} do not fit: {error}") from error
