@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,13 +30,15 @@ class FirstWrite:
         self.values = self.folder / "values"  # of text and ragged rows
         self._description = self.folder / "description"
         self._memory = Memory(8)
+        self._words: Any = memoryview(self._memory.bytes.data).cast("q")  # read ten times as fast as by NumPy
         if cleanup:
             weakref.finalize(owner, _remove, self.folder, os.getpid())
 
     @property
     def epoch(self) -> int:
         """How often memory was given up for items of another layout. Memory of an earlier epoch is invalid."""
-        return int(self._memory.bytes.view(np.int64)[0])
+        found: int = self._words[0]
+        return found
 
     def allocate(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
         """Zeros in new files. OSError where the disk has no room; nothing is left then."""
@@ -75,7 +76,7 @@ class FirstWrite:
 
     def renew(self) -> None:
         """Make every process give up the memory, and remove its files."""
-        self._memory.bytes.view(np.int64)[0] += 1
+        self._words[0] += 1
         self.withdraw()
         for path in self.folder.glob("*.memmap"):
             path.unlink(missing_ok=True)
@@ -84,6 +85,12 @@ class FirstWrite:
     def withdraw(self) -> None:
         """Take back what was published and not used."""
         self._description.unlink(missing_ok=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_words": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _words=memoryview(state["_memory"].bytes.data).cast("q"))
 
     def _refuse_gone(self) -> None:
         if not self.folder.is_dir():

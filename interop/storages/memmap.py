@@ -149,39 +149,19 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _take_up(self, root: Path, described: Fields, folder: Folder | None) -> None:
         """Continue with the rows, counters and priorities in a folder; without owning it, only to read them."""
-        layout, files = layout_of(described.any("layout"), described.where), described.fields("files")
-        count, lanes = described.whole("rows"), described.wholes("lanes")
-        if len(lanes) != self.ndim - 1 or count != -(-self._max_size // max(math.prod(lanes), 1)):
-            raise CheckpointCorrupt(f"{described.where}: {count} rows of {lanes} do not make up the capacity")
-        try:
-            names = file_names(layout.leaves)
-        except ValueError as error:
-            raise CheckpointCorrupt(f"{described.where}: {error}") from error
-        shapes = [(count, *lanes, *spec.shape) for spec in layout.leaves]
-        for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
-            size = bytes_of(shape, spec.dtype)
-            if files.whole(name) != size:
-                raise files.wrong(name, f"{size} bytes", files.any(name))
-            if math.prod(max(dim, 1) for dim in shape) * spec.dtype.itemsize >= 2**63:  # a dim of 0 hides it
-                raise CheckpointCorrupt(f"{described.where}: no memory has the shape {shape} of {name}")
-            check_folders(root, name)
-            check_file(root / name, size)
-        state = files.whole(STATE, Journal.size(1, 1, 1, 1))
-        check_file(root / STATE, state if layout.leaves else max(state, os.path.getsize(root / STATE)))
-        priorities, private = KeptPriorities.size(count * math.prod(lanes)), folder is None
-        with_priorities = os.path.lexists(root / PRIORITIES)
-        if with_priorities:
+        layout, lanes, shapes = _checked(root, described, self._max_size, self.ndim)
+        private, kept = folder is None, [PRIORITIES] if os.path.lexists(root / PRIORITIES) else []
+        priorities = KeptPriorities.size(described.whole("rows") * math.prod(lanes))
+        if kept:
             check_file(root / PRIORITIES, priorities)
-        for name in () if private else (*names, STATE, *([PRIORITIES] if with_priorities else [])):
+        for name in () if private else (*shapes, STATE, *kept):
             reserve_again(root / name)
-        tensors = [
-            from_file(root / name, shape, spec.dtype, private=private)
-            for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)
-        ]
         self.journal, self.reopened = Journal(), True
-        if tensors:  # else a process was killed after it gave up the memory, for items of another layout
+        if shapes:  # else a process was killed after it gave up the memory, for items of another layout
+            mapped = zip(shapes.items(), layout.leaves, strict=True)
+            tensors = [from_file(root / name, shape, spec.dtype, private=private) for (name, shape), spec in mapped]
             self.adopt(layout, TorchRows(tensors, lanes, mapped=True))
-        if with_priorities:
+        if kept:
             memory = Memory(priorities, root / PRIORITIES, private=private)
             self.priorities = KeptPriorities(memory, self.per_row, self.ring, folder, opened=True)
         if private and self.layout is not None and self.layout.values is not None:
@@ -408,6 +388,32 @@ class LazyMemmapStorage(LazyTensorStorage):
         if starting_a_worker() and isinstance(self.journal, ReadOnly):
             return type(self).open, (self.scratch_dir, "r")
         return super().__reduce_ex__(protocol)
+
+
+def _checked(
+    root: Path, described: Fields, capacity: int, ndim: int
+) -> tuple[Layout, tuple[int, ...], dict[str, tuple[int, ...]]]:
+    """The layout and lanes of a description, and the shapes of leaves by file. `CheckpointCorrupt` for damage."""
+    layout, files = layout_of(described.any("layout"), described.where), described.fields("files")
+    rows, lanes = described.whole("rows"), described.wholes("lanes")
+    if len(lanes) != ndim - 1 or rows != -(-capacity // max(math.prod(lanes), 1)):
+        raise CheckpointCorrupt(f"{described.where}: {rows} rows of {lanes} do not make up the capacity")
+    try:
+        names = file_names(layout.leaves)
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{described.where}: {error}") from error
+    shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
+    for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
+        size = bytes_of(shape, spec.dtype)
+        if files.whole(name) != size:
+            raise files.wrong(name, f"{size} bytes", files.any(name))
+        if math.prod(max(dim, 1) for dim in shape) * spec.dtype.itemsize >= 2**63:  # a dim of 0 hides it
+            raise CheckpointCorrupt(f"{described.where}: no memory has the shape {shape} of {name}")
+        check_folders(root, name)
+        check_file(root / name, size)
+    state = files.whole(STATE, Journal.size(1, 1, 1, 1))
+    check_file(root / STATE, state if layout.leaves else max(state, os.path.getsize(root / STATE)))
+    return layout, lanes, dict(zip(names, shapes, strict=True))
 
 
 def _meta_files(node: Any, folder: str = "") -> dict[str, str]:

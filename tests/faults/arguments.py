@@ -1,7 +1,6 @@
-"""Calls every public method of buffers, storages, samplers and writers with bad and extreme arguments, one at a time.
+"""Calls the public methods of buffers, storages, samplers and writers with bad and extreme arguments, one at a time (I1).
 
-A call that raises must have changed nothing, bit for bit; after one that does not, batches must be of rows that are there,
-and weights finite.
+A call that raises must have changed nothing, bit for bit. After other calls, batches are of stored rows and weights finite.
 """
 
 import contextlib
@@ -154,7 +153,7 @@ def _methods(buffer: Any) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def sane(buffer: Any) -> str:
-    """What is wrong with batches and rows."""
+    """An error in batches and rows, or nothing."""
     if not 0 <= len(buffer.storage) <= CAPACITY:
         return f"a length of {len(buffer.storage)}"
     if not len(buffer.storage):

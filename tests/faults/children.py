@@ -1,4 +1,4 @@
-"""Children that do one thing and are killed, and folders for that."""
+"""Forked children that do one thing and are killed, and folders for them."""
 
 import contextlib
 import os
@@ -13,24 +13,22 @@ from typing import Any
 
 import torch
 
-HUNG = "hung"
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0) -> tuple[str, bytes]:
-    """Do this in a child; "done", "failed", "killed" or "hung", and what it told.
+    """Do this in a child. Returns "done", "failed", "killed" or "hung", and its answer: bytes or an error.
 
     Args:
-        do: its result, some bytes or None, is what it tells; an error is too.
         after: seconds after which it is killed.
-        most: seconds after which it is taken to hang.
+        most: seconds after which it counts as hung.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads that a child does not have
         child = os.fork()
     if not child:
-        code = 1
+        code, told = 1, b""
         try:
             os.close(reading)
             told = do() or b""
@@ -44,22 +42,16 @@ def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0
     if after is not None:
         time.sleep(after)
         os.kill(child, signal.SIGKILL)
-    how = HUNG
-    told = b""
-    until = time.monotonic() + most
-    while select.select([reading], [], [], max(0, until - time.monotonic()))[0]:
+    told, ended, until = b"", False, time.monotonic() + most
+    while not ended and select.select([reading], [], [], max(0, until - time.monotonic()))[0]:
         piece = os.read(reading, 1 << 16)
-        told += piece
-        if not piece:
-            how = ""
-            break
-    if how:
+        told, ended = told + piece, not piece
+    if not ended:
         os.kill(child, signal.SIGKILL)
     os.close(reading)
     _, status = os.waitpid(child, 0)
-    if not how:
-        how = "killed" if os.WIFSIGNALED(status) else "failed" if os.WEXITSTATUS(status) else "done"
-    return how, told
+    how = "killed" if os.WIFSIGNALED(status) else "failed" if os.WEXITSTATUS(status) else "done"
+    return how if ended else "hung", told
 
 
 def scratch(name: str, disk: bool = False) -> tempfile.TemporaryDirectory[str]:
@@ -69,7 +61,7 @@ def scratch(name: str, disk: bool = False) -> tempfile.TemporaryDirectory[str]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch has no threads in between, which a forked child would miss."""
+    """A block without threads of torch, which a forked child would miss."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
 """Counts of the outcomes of a fault test, and the first cases that were wrong."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 
@@ -11,11 +11,21 @@ class Counts:
 
     cases: int = 0
     wrong: int = 0
-    errors: list[str] = field(default_factory=list)  # the first ones
+    errors: list[str] = field(default_factory=list)  # the first five
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.outcomes = Counter(self.outcomes)  # a dict, if it comes from JSON
+
+    @classmethod
+    def of(cls, parts: Iterable["Counts"]) -> "Counts":
+        """The sum of several counts."""
+        whole = cls()
+        for each in parts:
+            whole.cases, whole.wrong = whole.cases + each.cases, whole.wrong + each.wrong
+            whole.errors = [*whole.errors, *each.errors][:5]
+            whole.outcomes += each.outcomes
+        return whole
 
     def note(self, outcome: str, good: Collection[str], where: str) -> None:
         """One case: its outcome is one of the good ones, or it is wrong."""
@@ -26,13 +36,13 @@ class Counts:
             self.fail(f"{where}: {outcome}")
 
     def fail(self, error: str, times: int = 1) -> None:
-        """Something is wrong, so many times; nothing if that is 0."""
+        """So many wrong cases; none where `times` is 0."""
         self.wrong += times
         if times and len(self.errors) < 5:
             self.errors.append(error)
 
     def check(self, cases: int, **outcomes: int) -> None:
-        """AssertionError if anything was wrong, or if there were too few cases or outcomes."""
+        """AssertionError for wrong cases, or for too few cases or outcomes."""
         assert not self.wrong, self.errors
         assert self.cases >= cases, self
         assert all(self.outcomes[name] >= least for name, least in outcomes.items()), self

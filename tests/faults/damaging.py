@@ -1,7 +1,6 @@
-"""Damages every file of checkpoints in every way, and has descriptions made up that are not what was saved.
+"""Damages each file of checkpoints (D1), and changes their descriptions and signs them (D2).
 
-Loading must say so by an error that names the file, change nothing in the folder, and leave what it was to be loaded into
-as it was, bit for bit.
+Loading must raise an error that names the file, and change neither the folder nor the target, bit for bit.
 """
 
 import hashlib
@@ -13,6 +12,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ FLIPS = 32
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """Everything about the files of a folder, but when they were read."""
+    """The files of a folder with their modes, inodes, times and contents."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
@@ -38,38 +38,22 @@ def snapshot(folder: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------ files
 
 
-def damages(path: Path, others: list[Path], rng: random.Random) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What can happen to a file; others are files of the same or of an older checkpoint that it is mistaken for."""
+def damages(path: Path, others: list[Path], rng: random.Random) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Ways to damage a file, by name. `others` are files of the same or an older checkpoint that may be in its place."""
     good = path.read_bytes()
-
-    def put(content: bytes) -> Callable[[], None]:
-        def do() -> None:
-            path.unlink()
-            path.write_bytes(content)
-
-        return do
-
     contents = {"empty": b"", "half": good[: len(good) // 2], "a byte less": good[:-1], "more": good + bytes(64)}
     for place in rng.sample(range(8 * len(good)), min(FLIPS, 8 * len(good))):
         byte, bit = divmod(place, 8)
         contents[f"bit {place}"] = good[:byte] + bytes([good[byte] ^ (1 << bit)]) + good[byte + 1 :]
     for other in others:
         contents[f"that of {other.parent.name}/{other.name}"] = other.read_bytes()
-    yield "deleted", path.unlink
+    yield "deleted", lambda: None
     for what, content in contents.items():
         if content != good:
-            yield what, put(content)
-
-    def replace(make: Callable[[], Any]) -> Callable[[], None]:
-        def do() -> None:
-            path.unlink()
-            make()
-
-        return do
-
-    yield "a folder", replace(path.mkdir)
-    yield "a pipe", replace(lambda: os.mkfifo(path))
-    yield "a link to nothing", replace(lambda: path.symlink_to("nothing"))
+            yield what, partial(path.write_bytes, content)
+    yield "a folder", path.mkdir
+    yield "a pipe", lambda: os.mkfifo(path)
+    yield "a link to nothing", lambda: path.symlink_to("nothing")
 
 
 def _damage(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
@@ -90,6 +74,7 @@ def _damage(subject: Subject, counts: Counts, most: int, rng: random.Random) -> 
         shutil.rmtree(path)
         for name, what, do in rng.sample(points, min(len(points), most)):
             shutil.copytree(fine, path)
+            (path / name).unlink()
             do()
             outcome = _tried(target, path, name.name)
             where = f"{target.subject.name}, {name}: {what}"
@@ -100,7 +85,7 @@ def _damage(subject: Subject, counts: Counts, most: int, rng: random.Random) -> 
 
 
 def _tried(target: Target, path: Path, name: str) -> str:
-    """Load what is damaged; "typed error" is right."""
+    """Load a damaged checkpoint; "typed error" is right."""
     before, state = snapshot(path), target.state()
     try:
         target.load(path)
@@ -121,46 +106,18 @@ def _tried(target: Target, path: Path, name: str) -> str:
 
 
 ODD: list[Any] = [
-    *(None, True, False, 0, 1, -1, 7, 2**31, 2**53, 2**63, 2**70, -(2**70), 0.5, -0.0, 1e308, 3.0),
-    *(
-        "",
-        "x",
-        "nan",
-        "\ud800",
-        "\0",
-        "../x",
-        "/etc/passwd",
-        "data-" + "0" * 16,
-        "os:system",
-        "builtins:dict",
-        300 * "a",
-    ),
+    *(None, True, False, 0, 1, -1, 7, 2**31, 2**53, 2**63, 2**70, -(2**70), 0.5, -0.0, 1e308, 3.0, "", "x", "nan"),
+    *("\ud800", "\0", "../x", "/etc/passwd", "data-" + "0" * 16, "os:system", "builtins:dict", 300 * "a", "float64"),
     *([], {}, [[]], [0], [None], [0, 0], [2, 3], ["x"] * 3, {"": 0}, {"$float": "nan"}, {"$float": 3}, {"$dict": 3}),
-    *(
-        {"$array": ["float32", [], 0]},
-        {"$array": ["object", [1], 0]},
-        {"$array": ["int8", [2**61, 0], 0]},
-        {"$array": []},
-    ),
-    *(
-        {"$columns": [0, 1, 1, []]},
-        {"$columns": [2**61, 2**61, 1, [["int64", [0]]]]},
-        {"$column": [1, 1, 0, [["int8", []]]]},
-    ),
-    *(
-        {"$unknown": 1},
-        {"$array": 1, "$float": 2},
-        "float64",
-        "int4",
-        "LazyTensorStorage",
-        "RandomSampler",
-        "tensordict",
-    ),
+    *({"$array": each} for each in (["float32", [], 0], ["object", [1], 0], ["int8", [2**61, 0], 0], [], 1)),
+    *({"$columns": each} for each in ([0, 1, 1, []], [2**61, 2**61, 1, [["int64", [0]]]])),
+    *({"$column": [1, 1, 0, [["int8", []]]]}, {"$unknown": 1}, {"$array": 1, "$float": 2}),
+    *("int4", "LazyTensorStorage", "RandomSampler", "tensordict"),
 ]
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of everything in it."""
+    """The paths of all nodes of a tree."""
     yield path
     if isinstance(tree, dict | list):
         for key, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
@@ -168,7 +125,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(tree: Any, path: tuple[Any, ...], how: str, value: Any) -> Any:
-    """A tree with something else at that place."""
+    """A copy of a tree that is changed at a path."""
     if not path:
         return value
     copy = dict(tree) if isinstance(tree, dict) else list(tree)
@@ -187,13 +144,13 @@ def changed(tree: Any, path: tuple[Any, ...], how: str, value: Any) -> Any:
 
 
 def written(body: bytes) -> bytes:
-    """A manifest of that body, with a digest that is right."""
+    """A manifest with this body and its digest."""
     head = {"schema": manifest.SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     return dump_json(head) + b"\n" + body + b"\n"
 
 
 def nearby(value: Any, rng: random.Random) -> Any:
-    """Something of the same type that is a little different."""
+    """A slightly different value of the same type."""
     if isinstance(value, bool) or value is None:
         return rng.choice([True, False, None])
     if isinstance(value, int):
@@ -225,7 +182,7 @@ RAW: dict[str, Callable[[], bytes]] = {
 
 
 def _describe(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
-    """Load checkpoints whose description was changed and signed anew."""
+    """Load checkpoints with changed and signed descriptions."""
     target = Target(subject)
     with scratch("describing") as folder:
         path = Path(folder, "c")

@@ -1,7 +1,7 @@
-"""Kills whoever downloads, converts, splits, transforms or removes a dataset, at its operations on files or at random times.
+"""Kills a process that makes, changes or removes a dataset (X1), at its operations on files or at random times.
 
-Then the dataset must be there as a whole, old or new, or be missing where it was, and the same call must complete: without
-anybody tidying up, and without anything left behind.
+The dataset must be complete, old or new, or missing where it was missing. The same call must then complete, and leave
+nothing else behind.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Has each operation on files fail while something is saved: no space, no disk, no memory, half a write.
+"""Makes operations on files fail during a save (K3): no space, no disk, no memory, half a write; also on a full disk (K6).
 
-The error must come out. What was there before is there, and nothing else; what was saved is unchanged and can be saved.
+The error must be raised. The old checkpoint is there and nothing else; the subject is unchanged and can be saved.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ TIDYING = ("unlink", "rmdir", "scandir", "listdir", "stat")  # remove leftovers,
 
 
 def _failing(fault: str, point: int) -> Any:
-    """A hook that has the operation of that number fail."""
+    """A hook that makes one operation fail."""
 
     def hook(number: int, name: str, when: str, args: tuple[Any, ...], result: Any) -> Any:
         if number != point or when != "before":
@@ -61,7 +61,7 @@ def _half(handle: int, content: Any) -> int:
 
 
 def _fail(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
-    """Have some operations of saves of a subject fail."""
+    """Make some operations of saves of a subject fail."""
     with scratch("failing", disk=True) as folder:
         for first in (False, True):
             path = Path(folder, "c")
@@ -109,7 +109,7 @@ def _failed_at(subject: Subject, path: Path, number: int, fault: str, first: boo
 
 
 def _left(path: Path, first: bool) -> list[str]:
-    """What should not be there: anything, or anything but one complete checkpoint."""
+    """Leftovers: all files after a failed first save, else all but one complete checkpoint."""
     if first:
         return [str(path)] if path.exists() else []
     found = sorted(os.listdir(path))

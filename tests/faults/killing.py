@@ -1,7 +1,7 @@
-"""Kills a save before and after each of its operations on files, or at random times, and looks at what is there then.
+"""Kills a save before and after each of its operations on files (K1), or at random times (K2).
 
-It must be the old checkpoint or the new one, complete; after a first save none or the new one. The next save must work
-without anybody tidying up.
+The path must hold the old checkpoint or the new one, complete; after a first save none or the new one. The next save must
+work and leave nothing else behind.
 """
 
 import json

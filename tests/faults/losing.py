@@ -1,9 +1,8 @@
-"""Loses what was written and not flushed: the operations of a save are recorded, and replayed on a model of a disk.
+"""Loses unflushed writes (K4): the operations of a save are recorded, and replayed on a model of a disk.
 
 The power may fail after each operation. Then a write to a file is certain to be there only if the file was flushed since,
 and a name only if its folder was; of all others any may be missing. Every loss of up to three of them, of all at once, and
-of all but one is tried after each operation; what is there must be the old checkpoint or the new one.
-
+of all but one is tried after each operation; the old checkpoint or the new one must be there.
 """
 
 import contextlib

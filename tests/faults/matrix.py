@@ -1,8 +1,7 @@
-"""Loads checkpoints into buffers that are built otherwise: it works by the rule, or is refused and changes nothing.
+"""Loads checkpoints into buffers that are built otherwise (M1): it works by the rule, or is refused and changes nothing.
 
-The rule: what a buffer is has to be the same, that is the capacity, the lanes, the kind of storage, sampler and writer, and,
-where rows are there already, their keys, shapes and dtypes. Where keys differ it works with `strict=False`, where dtypes do
-with `cast=True`. Parameters come from the checkpoint, and what is no state (`prefetch`) stays.
+The rule: capacity, lanes, and the kinds of storage, sampler and writer must be equal. Where the target has rows, so must be
+their shapes; other keys need `strict=False`, other dtypes `cast=True`. Parameters come from the checkpoint.
 """
 
 import dataclasses

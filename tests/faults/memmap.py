@@ -1,10 +1,9 @@
-"""Kills a process that writes to a memory-mapped storage, anywhere, and looks at what is opened again.
+"""Kills a process that writes to a memory-mapped storage, and opens the storage again (K5).
 
-A child runs a program of writes and acknowledges each in a file. It is killed by SIGKILL before a line that it executes
-in the library, each being as likely as any other however often it is executed, and those that guard writes more likely, or
-at a random time; some are opened by another child that is killed while it does that. Then all that was acknowledged has to
-be there, no row torn, and length, cursor, count and priorities are those of the last call that was acknowledged or of the
-one under way.
+A child runs a program of writes and acknowledges each in a file. It is killed by SIGKILL at a random time, or before a line
+of the library: any line, and lines that guard writes more often. Some storages are opened by another child that is killed
+then. All acknowledged rows must be there and none torn; length, cursor, count and priorities are those of the last
+acknowledged call or of the call under way.
 """
 
 import os
@@ -97,20 +96,20 @@ def killed_at_line(line, everywhere):
 
 
 class Program:
-    """Calls that a child makes on a copy of a folder; it acknowledges each that returned by a byte in a file."""
+    """Calls that a child makes on a copy of a folder. It acknowledges each that returned by a byte in a file."""
 
     def __init__(self, root, calls, lanes):
         self.begun, self.folder, self.report, self._returned = (root / each for each in ("begun", "folder", "r", "a"))
         self.calls, self.lanes = calls, lanes
 
     def restore(self):
-        """Have the folder as it was before the calls."""
+        """Restore the folder from before the calls."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.begun.exists():
             shutil.copytree(self.begun, self.folder)
 
     def run(self, calls, line=None, after=None, everywhere=False):
-        """Make the calls in a child, which is killed before a line or after some seconds; whether it was killed."""
+        """Make the calls in a child that is killed before a line or after some seconds. Returns whether it was killed."""
 
         def do():
             lines = [] if line is None else killed_at_line(line, everywhere)
@@ -129,22 +128,16 @@ class Program:
         return how == "killed"
 
     def lines(self, calls, everywhere=False):
-        """Run without a kill: when each line of the sources is executed, of those that guard writes, and of all."""
+        """Run without a kill. Returns for each line of the sources when it is executed: those that guard writes, and all."""
         self.run(calls, line=0, everywhere=everywhere)
-        return lines_of(self.report)
+        when = {}
+        for number, line in enumerate(self.report.read_text().splitlines(), 1):
+            when.setdefault(line, []).append(number)
+        return [numbers for line, numbers in when.items() if any(name in line for name in _GUARDS)], list(when.values())
 
     def acknowledged(self):
         """How many calls returned."""
         return self._returned.stat().st_size
-
-
-def lines_of(report):
-    """By line of the sources, when it is executed: of those that guard writes, and of all."""
-    when = {}
-    for number, line in enumerate(report.read_text().splitlines(), 1):
-        when.setdefault(line, []).append(number)
-    guards = [numbers for line, numbers in when.items() if any(name in line for name in _GUARDS)]
-    return guards, list(when.values())
 
 
 def some_line(rng, lines):

@@ -1,4 +1,4 @@
-"""Kills the processes of shards while a learner draws and writers write, and looks at what is there afterwards.
+"""Kills the processes of shards while a learner draws and writers write (R1).
 
 Each write is acknowledged as durable or only as received; checkpoints are made in between. A shard is killed by SIGKILL at
 a random time. Then every call must end in time, by an answer or by a `ShardLostError` that names the shard; rows that a

@@ -1,4 +1,4 @@
-"""What is saved while something goes wrong: states of `fbuf`, and buffers of every storage, sampler and checkpointer."""
+"""The subjects of the fault tests: states of `fbuf`, and buffers of every storage, sampler and checkpointer."""
 
 import functools
 import random
@@ -43,18 +43,17 @@ NONE = "no checkpoint"
 
 
 class Subject:
-    """A thing that is saved in an old and in a new state, and recognizes either one in a checkpoint.
+    """A buffer or state that is saved in an old and in a new state, and recognizes both in a checkpoint.
 
     Args:
-        name: of it.
-        make: makes an empty thing of that kind.
+        make: makes an empty one.
         change: brings it into its old state (0), and from there into its new one (1).
         save: saves it to a path.
         load: loads a checkpoint into it.
         state: all that it holds.
-        hidden: code in C writes files too, whose operations cannot be seen, and whose bytes differ between two saves.
+        hidden: code in C writes files too: its operations cannot be seen, and its bytes differ between two saves.
 
-    `old` and `new` are the folders of the two checkpoints; the thing itself is in the new state.
+    `old` and `new` are the folders of the two checkpoints; the subject itself is in the new state.
     """
 
     def __init__(
@@ -101,19 +100,19 @@ class Subject:
             return f"{type(error).__name__}: {error}"
 
     def state(self) -> str:
-        """A digest of what it holds, for whether saving changes it."""
+        """A digest of the state, to see whether saving changes it."""
         return signature(self.holds(self._held))
 
 
 class Target:
-    """A thing that checkpoints are loaded into; it holds the old state of a subject."""
+    """A target that checkpoints are loaded into; it holds the old state of a subject."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.renew()
 
     def renew(self) -> None:
-        """Have it hold that again."""
+        """Restore the old state."""
         self._held = self.subject.make()
         self.load(self.subject.old)
 
@@ -122,7 +121,7 @@ class Target:
         self.subject.load(self._held, path)
 
     def used(self) -> str:
-        """Reads and draws; the error, if there is one other than that there is nothing to draw."""
+        """Read and draw. Returns an error, except that there is nothing to draw."""
         try:
             if not isinstance(self._held, dict) and len(self._held):
                 if not isinstance(self._held, ReplayBufferEnsemble):

@@ -1,7 +1,6 @@
 """Short forms of what `python -m tests.faults` does at length."""
 
 import contextlib
-import importlib
 import json
 import os
 import subprocess
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults import __main__ as runner
 from tests.faults import arguments, damaging, failing, killing, losing, matrix, threads
 from tests.faults.counts import Counts
 from tests.faults.subjects import few
@@ -119,19 +117,6 @@ def test_checkpoints_of_two_moments_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert any(threads.checkpoints(20, ["tensor, uniform"]).wrong for _ in range(20))
 
 
-def test_sums_that_are_not_compared_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Right(int):
-        def __ne__(self, other: object) -> bool:
-            return False
-
-    class Sums:
-        def crc32(self, *args: Any) -> int:
-            return Right()
-
-    monkeypatch.setattr("fbuf.checkpoint.reading.zlib", Sums())
-    assert damaging.files(60, 1, few()).wrong > 0
-
-
 @pytest.mark.slow
 def test_a_save_without_flushes_or_one_rename_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class TwoSteps:
@@ -148,41 +133,6 @@ def test_a_save_without_flushes_or_one_rename_is_found(monkeypatch: pytest.Monke
         assert losing.unflushed(900, 1, few()).wrong > 10
     monkeypatch.setattr("fbuf.checkpoint.writing.os", TwoSteps())
     assert killing.at_operations(10**6, 1, few()[2:3]).wrong > 0
-
-
-# ------------------------------------------------------------------ the runner
-
-
-def test_the_runner_knows_each_test_and_its_line_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = runner.PAGE.read_text()
-    for each in runner.RUNS:
-        assert f"| {each.name} | {each.what} |" in page
-        module, _, function = each.function.partition(".")
-        if each.size and module != "shards":
-            assert callable(getattr(importlib.import_module(f"tests.faults.{module}"), function))
-    monkeypatch.setattr(runner, "PAGE", tmp_path / "page.md")
-    runner.PAGE.write_text(page)
-    runner.write_table(["| K2 | what | 1 | 0 wrong | 2 |"])
-    assert len(runner.PAGE.read_text().splitlines()) == len(page.splitlines())
-    assert "| K2 | what | 1 | 0 wrong | 2 |" in runner.PAGE.read_text()
-    assert Counts(**json.loads(json.dumps(vars(Counts(3, 1, ["x"]))))).cases == 3
-
-
-# ------------------------------------------------------------------ what was found once
-
-
-@pytest.mark.parametrize("rows", [0, 1, 4])
-def test_a_list_that_was_emptied_can_be_saved(rows: int, tmp_path: Path) -> None:
-    buffer, other = threads.buffer_of("list, uniform"), threads.buffer_of("list, uniform")
-    buffer.extend(threads.block(0)), buffer.extend(threads.block(1))
-    buffer.empty()
-    for each in threads.block(2)[:rows]:
-        buffer.add(each)
-    buffer.dumps(tmp_path / "c")
-    other.loads(tmp_path / "c")
-    assert len(other) == rows and all(
-        (one == each).all() for one, each in zip(other.storage, buffer.storage, strict=True)
-    )
 
 
 @pytest.mark.parametrize("size", [2**31, 2**63, 2**70])

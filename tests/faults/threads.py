@@ -1,10 +1,11 @@
-"""Threads that write, draw, set priorities, save and empty one buffer, at random and all at once.
+"""Threads that write, draw, set priorities, save and empty one buffer at once (C3, C4), and prefetch queues (P1).
 
-Each row tells in every leaf which one it is, and each write is of one whole block of rows, so that a checkpoint of two
-moments is seen: it would hold a part of a block, or a cursor that does not go with its rows.
+Every leaf of a row has its number, and each write is of one whole block of rows. So a checkpoint of two moments is
+found: it has a part of a block, or a cursor that does not fit its rows.
 """
 
 import faulthandler
+import itertools
 import random
 import threading
 import time
@@ -60,7 +61,7 @@ def buffer_of(mix: str, **options: Any) -> Any:
 
 
 def moment(buffer: Any) -> str:
-    """What is wrong with what is stored, if it should be of one moment."""
+    """An error in rows and counters that should be of one moment, or nothing."""
     length, count, cursor = len(buffer), buffer.write_count, buffer.writer.cursor
     if not length:
         return "" if not cursor else f"empty, with the cursor at {cursor}"
@@ -78,7 +79,7 @@ def moment(buffer: Any) -> str:
 
 
 class Crowd:
-    """Threads that each do one thing over and over, until they are told to stop."""
+    """Threads that each do one thing over and over, until the end or an error."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -87,7 +88,7 @@ class Crowd:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, do: Callable[[], bool | None]) -> None:
-        """Another thread; it was not done where `do` returns False."""
+        """Start a thread. `do` returns False where it did nothing."""
 
         def run() -> None:
             try:
@@ -101,33 +102,30 @@ class Crowd:
         self._threads[-1].start()
 
     def end(self) -> list[str]:
-        """Stop; what went wrong."""
+        """Stop. Returns the errors."""
         self.stop.set()
         until = time.monotonic() + SURE
         for each in self._threads:
             each.join(max(0.1, until - time.monotonic()))
-        stuck = [each.name for each in self._threads if each.is_alive()]
+        stuck = [f"{each.name} hangs" for each in self._threads if each.is_alive()]
         if stuck:
             faulthandler.dump_traceback(all_threads=True)
-        return self.errors + [f"{name} hangs" for name in stuck]
+        return self.errors + stuck
 
 
 def crowd(buffer: Any, folder: Path, empties: bool) -> tuple[Crowd, Callable[[], None]]:
-    """Threads that write, draw and set priorities; and what saves."""
-    every, number = Crowd(), iter(range(1, 1_000_000_000))
-    turn = threading.Lock()  # blocks are in the order of their numbers
+    """Threads that write, draw, set priorities and empty; and the function that saves."""
+    every, number = Crowd(), itertools.count(1)
+    order = threading.Lock()  # of the blocks
 
     def extend() -> None:
-        with turn:
+        with order:
             buffer.extend(block(next(number)))
 
     def sample() -> bool:
-        if not len(buffer):
-            time.sleep(0.001)
-            return False
         try:
             batch = buffer.sample()
-        except RuntimeError:  # it was emptied meanwhile
+        except RuntimeError:  # it was just emptied
             return False
         if torn(batch):
             raise AssertionError(f"{torn(batch)} torn rows were drawn")
@@ -135,17 +133,14 @@ def crowd(buffer: Any, folder: Path, empties: bool) -> tuple[Crowd, Callable[[],
             batch["td_error"] = torch.rand(len(batch)) + 0.1
             try:
                 buffer.update_tensordict_priority(batch)
-            except (IndexError, RuntimeError):  # of rows that are there no more
+            except (IndexError, RuntimeError):  # of rows that were emptied
                 if not empties:
                     raise
         return True
 
-    def save() -> None:
-        buffer.dumps(folder / "c")
-
     def empty() -> None:
         time.sleep(0.05)
-        with turn:
+        with order:
             buffer.empty()
 
     for place in range(2):
@@ -153,32 +148,31 @@ def crowd(buffer: Any, folder: Path, empties: bool) -> tuple[Crowd, Callable[[],
         every.start(f"sample {place}", sample)
     if empties:
         every.start("empty", empty)
-    return every, save
+    return every, lambda: buffer.dumps(folder / "c")
 
 
 def everything(seconds: float) -> Counts:
-    """Each mix for a part of the time, with a thread that empties and without."""
+    """C3: each mix for a part of the time, with a thread that empties and without."""
     counts = Counts()
-    for mix in MIXES:
-        for empties in (False, True):
-            with scratch("threads") as folder:
-                buffer, other = buffer_of(mix), buffer_of(mix)
-                buffer.extend(block(0))
-                every, save = crowd(buffer, Path(folder), empties)
-                every.start("dumps", save)
-                every.stop.wait(seconds / len(MIXES) / 2)
-                wrong = "; ".join(every.end())
-                if not wrong:
-                    other.loads(Path(folder, "c"))
-                    wrong = moment(other)
-                counts.note(wrong or "well", ("well",), f"{mix}, {'with' if empties else 'without'} empty()")
-                for name, count in every.done.items():
-                    counts.outcomes[name.split()[0]] += count
+    for mix, empties in itertools.product(MIXES, (False, True)):
+        with scratch("threads") as folder:
+            buffer, other = buffer_of(mix), buffer_of(mix)
+            buffer.extend(block(0))
+            every, save = crowd(buffer, Path(folder), empties)
+            every.start("dumps", save)
+            every.stop.wait(seconds / len(MIXES) / 2)
+            wrong = "; ".join(every.end())
+            if not wrong:
+                other.loads(Path(folder, "c"))
+                wrong = moment(other)
+            counts.note(wrong or "well", ("well",), f"{mix}, {'with' if empties else 'without'} empty()")
+            for name, count in every.done.items():
+                counts.outcomes[name.split()[0]] += count
     return counts
 
 
 def checkpoints(size: int, mixes: Iterable[str] = tuple(MIXES)) -> Counts:
-    """So many checkpoints of each mix while others write, each of which must be of one moment."""
+    """C4: so many checkpoints of each mix while others write, each of which must be of one moment."""
     counts = Counts()
     for mix in mixes:
         with scratch("threads") as folder:
@@ -207,28 +201,32 @@ class Trouble:
     """A collate function that is slow, or raises at the n-th call."""
 
     def __init__(self, fails_at: int | None, slow: float) -> None:
-        self.calls, self._fails_at, self._slow = 0, fails_at, slow
-        self._lock = threading.Lock()
+        self._calls, self._fails_at, self._slow = itertools.count(1), fails_at, slow
 
     def __call__(self, items: Any) -> Any:
-        with self._lock:
-            self.calls += 1
-            failing = self.calls == self._fails_at
+        call = next(self._calls)  # in one step, whatever the thread
         time.sleep(self._slow)
-        if failing:
+        if call == self._fails_at:
             raise ZeroDivisionError("as was asked for")
         return items
 
 
 def prefetching(seed: int, folder: Path) -> str:
-    """One run with a queue that is full, slow or fails; what is wrong."""
+    """One run with a queue that is full, slow or fails. Returns an error or nothing."""
     rng = random.Random(seed)
     fails_at = rng.choice([None, rng.randint(1, 12)])
-    trouble = Trouble(fails_at, rng.choice([0, 0, 0.003]))
     mix = rng.choice(["tensor, uniform", "tensor, epochs", "memmap, prioritized"])
+    trouble = Trouble(fails_at, rng.choice([0, 0, 0.003]))
     buffer = buffer_of(mix, prefetch=rng.choice([1, 3]), collate_fn=trouble)
     buffer.extend(block(0)), buffer.extend(block(1))
-    errors, low, first = 0, 0, 2
+    errors, low, first = 0, 0, 2  # low: the oldest id; first: the next block
+
+    def saved() -> Any:
+        buffer.dumps(folder / "c")
+        other = buffer_of(mix)
+        other.loads(folder / "c")
+        return other
+
     for _ in range(10):
         what = rng.choice(["sample", "sample", "sample", "dumps", "empty", "loads", "extend"])
         if what == "sample":
@@ -241,12 +239,8 @@ def prefetching(seed: int, folder: Path) -> str:
                 return f"{torn(batch)} torn rows"
             if int(batch["id"].min()) < low:
                 return f"a stale batch {batch['id'].tolist()}, when all below {low} is gone"
-        elif what == "dumps":
-            buffer.dumps(folder / "c")
-            other = buffer_of(mix)
-            other.loads(folder / "c")
-            if found := moment(other):
-                return found
+        elif what == "dumps" and (found := moment(saved())):
+            return found
         elif what == "loads" and (folder / "c").exists():
             buffer.loads(folder / "c")
             ids = buffer.storage[:]["id"]
@@ -259,17 +253,13 @@ def prefetching(seed: int, folder: Path) -> str:
             low = BLOCK * first
             buffer.extend(block(first)), buffer.extend(block(first + 1))
             first += 2
-    buffer.dumps(folder / "c")
-    other = buffer_of(mix)
-    other.loads(folder / "c")
     if errors > (fails_at is not None):
         return f"one error was raised {errors} times"
-    held = [signature(each.storage[:]) for each in (buffer, other)]
-    return "" if held[0] == held[1] else "something else was saved"
+    return "" if signature(saved().storage[:]) == signature(buffer.storage[:]) else "something else was saved"
 
 
 def prefetches(size: int, seed: int = 0) -> Counts:
-    """So many runs of `prefetching`."""
+    """P1: so many runs of `prefetching`."""
     counts = Counts()
     for number in range(seed, seed + size):
         with scratch("prefetch") as folder:

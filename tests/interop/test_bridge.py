@@ -1,7 +1,6 @@
 """Tensors to JAX and back: every dtype and layout of memory, nothing shared unasked, and what cannot cross is refused."""
 
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import MemoryMappedTensor, TensorDict
+from tensordict import TensorDict
 from torch import Tensor
 
 from interop import to_jax, to_torch
@@ -58,20 +57,6 @@ def test_every_bit_crosses_both_ways(device, wide, copy, dtype):
     assert device_of(array) == device and back.device.type == device
 
 
-def test_the_setting_of_the_process_is_left_alone():
-    before = jax.config.jax_enable_x64
-    for wanted in (True, False):
-        try:
-            jax.config.update("jax_enable_x64", wanted)
-            to_torch(to_jax(torch.ones(3, dtype=torch.float64)))
-            with pytest.raises(TypeError):
-                to_jax(torch.ones(3, dtype=torch.uint32))
-            assert jax.config.jax_enable_x64 == wanted
-            assert keeps_64_bits() == wanted
-        finally:
-            jax.config.update("jax_enable_x64", before)
-
-
 # ------------------------------------------------------------------ memory
 
 
@@ -112,15 +97,6 @@ def test_every_layout_of_memory_crosses(device, copy, layout, dtype):
 
 
 @both_ways
-def test_int64_at_an_odd_byte_crosses(copy):
-    raw = torch.arange(65, dtype=torch.uint8)
-    tensor = torch.frombuffer(raw.numpy().data, dtype=torch.int64, count=8, offset=1)
-    assert tensor.data_ptr() % 8
-    wanted = np.frombuffer(raw.numpy().tobytes(), np.int64, 8, 1)
-    np.testing.assert_array_equal(np.asarray(to_jax(tensor, copy=copy)), wanted)
-
-
-@both_ways
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 def test_conjugated_and_negated_views_cross_as_what_they_show(copy, dtype):
     tensor = torch.tensor([1 + 2j, -3 - 4j], dtype=dtype)
@@ -128,13 +104,6 @@ def test_conjugated_and_negated_views_cross_as_what_they_show(copy, dtype):
     assert conjugate.is_conj() and negated.is_neg()
     assert np.asarray(to_jax(conjugate, copy=copy)).tolist() == [1 - 2j, -3 + 4j]
     assert np.asarray(to_jax(negated, copy=copy)).tolist() == [-2.0, 4.0]
-
-
-@both_ways
-def test_memory_mapped_tensors_cross(tmp_path, copy):
-    tensor = MemoryMappedTensor.from_tensor(torch.arange(12.0).reshape(3, 4), filename=tmp_path / "a.memmap")
-    for view in (tensor, tensor[1:], tensor.t()):
-        assert same_bits(to_jax(view, copy=copy), view)
 
 
 @on_each_device
@@ -189,22 +158,6 @@ def test_without_a_copy_dense_memory_is_shared(device, count, dtype):
     assert back.data_ptr() == tensor.data_ptr()
     back.zero_()
     assert not settled(tensor).any()
-
-
-@both_ways
-@pytest.mark.usefixtures("frozen")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
-def test_memory_outlives_the_side_it_came_from(copy, dtype):
-    wanted = bits(edges(dtype).repeat(100))
-    array = to_jax(edges(dtype).repeat(100), copy=copy)
-    gc.collect()
-    crowd = [torch.full((600,), 3).to(dtype) for _ in range(50)]
-    assert bits(array) == wanted
-    tensor = to_torch(array, copy=copy)
-    del array
-    gc.collect()
-    crowd += [to_jax(torch.full((600,), 3).to(dtype)) for _ in range(50)]
-    assert bits(tensor) == wanted
 
 
 @on_each_device
@@ -281,13 +234,9 @@ def quietly(make):
 REFUSED = {
     "uint32": (lambda: torch.ones(3, dtype=torch.uint32), "uint32.*float32"),
     "float8": (lambda: torch.ones(3).to(torch.float8_e4m3fn), "float8_e4m3fn.*float32"),
-    "complex32": (lambda: torch.ones(3, dtype=torch.complex32), "complex32.*float32"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "quint8.*float32"),
     "sparse": (lambda: torch.eye(3).to_sparse(), "dense"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "dense"),
-    "jagged": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "dense"),
     "array": (lambda: np.ones(3), "ndarray"),
-    "none": (lambda: None, "NoneType"),
     "tensordict": (lambda: TensorDict({"a": torch.ones(3)}, [3]), "TensorDict"),
 }
 
@@ -311,12 +260,9 @@ def test_a_device_that_jax_does_not_see_is_refused():
     ("make", "match"),
     [
         (lambda: jax.random.key(0), "key"),
-        (lambda: jax.random.split(jax.random.key(0), 2), "key"),
         (lambda: jnp.ones(3, "uint32"), "uint32"),
-        (lambda: jnp.ones(3, "float8_e4m3fn"), "float8_e4m3fn"),
         (lambda: np.ones(3), "ndarray"),
         (lambda: torch.ones(3), "Tensor"),
-        (lambda: None, "NoneType"),
     ],
 )
 def test_what_torch_cannot_hold_is_refused_by_name(make, match):
@@ -361,14 +307,6 @@ def test_arrays_spread_over_devices_are_refused():
 
 
 # ------------------------------------------------------------------ views that the storages take
-
-
-def test_plain_keeps_the_memory_of_what_is_plain_already():
-    tensor = torch.arange(6.0).reshape(2, 3)
-    assert bridge.plain(tensor).data_ptr() == tensor.data_ptr()
-    made = bridge.plain(torch.nn.Parameter(tensor).t())
-    assert type(made) is torch.Tensor and made.is_contiguous() and not made.requires_grad
-    assert same_bits(made, tensor.t())
 
 
 @of_each_dtype

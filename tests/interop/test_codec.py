@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict, lazy_stack, tensorclass
+from tensordict import TensorDict, tensorclass
 from torch import Tensor
 
 from interop import LazyTensorStorage, TensorDictReplayBuffer
@@ -92,14 +92,6 @@ def test_equal_data_has_equal_and_hashable_layouts():
     assert Layout.of((numbers(3),), 1) != Layout.of([numbers(3)], 1)
 
 
-def test_lazily_stacked_tensordicts_fit_the_dense_layout():
-    dense = TensorDict({"a": numbers(3), "n": {"b": numbers(3, 2)}}, [3])
-    lazy = lazy_stack(list(dense.unbind(0)))
-    layout = Layout.of(lazy, 1)
-    assert layout == Layout.of(dense, 1)
-    check_same(layout.build(layout.flatten(lazy, 1), [3]), dense)
-
-
 def test_built_tensordicts_have_the_device_and_are_unlocked():
     batch = BATCHES["tensordict"]().lock_()
     layout = Layout.of(batch, 1)
@@ -171,18 +163,13 @@ def changed(place: str, value: Any) -> dict[str, Any]:
 
 MISFITS = {
     "width": ("b", lambda: numbers(3, 1), RuntimeError, "('a', 'b')"),
-    "no dims": ("c0", lambda: torch.tensor(0.0), RuntimeError, "('a', 'c', 0)"),
     "rows": ("c10", lambda: numbers(2, 4), RuntimeError, "('a', 'c', 1, 0)"),
     "dtype": ("c10", lambda: numbers(3, 4, dtype=torch.float64), RuntimeError, "('a', 'c', 1, 0)"),
     "no tensor": ("c0", lambda: 1.0, TypeError, "('a', 'c', 0)"),
-    "none": ("a", lambda: None, TypeError, "'a'"),
-    "container for a tensor": ("b", lambda: {"x": numbers(3)}, TypeError, "('a', 'b')"),
     "tensor for a container": ("c", lambda: numbers(3), TypeError, "('a', 'c')"),
     "list for a tuple": ("c", lambda: [numbers(3), [numbers(3, 4)]], TypeError, "('a', 'c')"),
-    "longer tuple": ("c", lambda: (numbers(3), [numbers(3, 4)], numbers(3)), KeyError, "('a', 'c')"),
     "missing key": ("a", lambda: {"b": numbers(3, 2)}, KeyError, "'a'"),
     "unknown key": ("a", lambda: {**stored()["a"], "d": numbers(3)}, KeyError, "'a'"),
-    "sparse": ("b", lambda: numbers(3, 2).to_sparse(), (TypeError, RuntimeError), "('a', 'b')"),
     "without memory": ("b", lambda: torch.empty(3, 2, device="meta"), (TypeError, RuntimeError), "('a', 'b')"),
     "zeros of autograd": ("b", lambda: torch._efficientzerotensor(3, 2), TypeError, "('a', 'b')"),
 }  # fmt: skip
@@ -218,14 +205,11 @@ def test_tensordicts_come_apart_whatever_the_order_of_their_keys():
     ("change", "error", "place"),
     [
         (lambda data: data.pop("f"), KeyError, "f"),
-        (lambda data: data.update(g=numbers(3)), KeyError, "g"),
         (lambda data: data["b"].pop("c"), KeyError, "'b'"),
-        (lambda data: data["b"].rename_key_("c", "g"), KeyError, "'b'"),
         (lambda data: data.update(b=numbers(3)), TypeError, "'b'"),
         (lambda data: data["b"].set("d", numbers(3)), TypeError, "'b', 'd'"),
         (lambda data: data.update(a=numbers(3, 3)), RuntimeError, "'a'"),
         (lambda data: data["b", "d"].set("e", numbers(3, 4, dtype=torch.int64)), RuntimeError, "'b', 'd', 'e'"),
-        (lambda data: data.update(f=torch._efficientzerotensor(3, 1)), TypeError, "'f'"),
     ],
 )
 def test_tensordicts_that_do_not_fit_are_refused_by_place(change, error, place):
@@ -246,38 +230,18 @@ def test_what_is_built_of_entries_is_like_any_tensordict():
 
 
 @pytest.mark.parametrize(
-    "data", [numbers(3), (numbers(3),), TensorDict({"a": numbers(3)}, [3])], ids=lambda d: type(d).__name__
-)
-def test_another_type_at_the_root_is_told_from_the_stored_one(data):
-    with pytest.raises(TypeError, match=f"dict.*{type(data).__name__}"):
-        Layout.of(stored(), 1).flatten(data, 1)
-
-
-@pytest.mark.parametrize(
     ("data", "error", "match"),
     [
         ({"a": {"b": "text"}}, TypeError, "'a', 'b'.*a batch.*one str"),
         ({"a": numbers(3).numpy()}, TypeError, "'a'.*ListStorage"),
-        ((numbers(3), None), TypeError, "1.*ListStorage"),
         ([numbers(3), 1.5], TypeError, "1.*ListStorage"),
         ({"a": {"b": numbers(3).to(torch.float8_e4m3fn)}}, TypeError, "'a', 'b'.*float8"),
-        (torch.ones(3, dtype=torch.uint32), TypeError, "uint32"),
     ],
-    ids=["text", "array", "none", "number", "float8", "uint32"],
+    ids=["text", "array", "number", "float8"],
 )  # fmt: skip
 def test_what_tensors_cannot_hold_is_refused_by_place(data, error, match):
     with pytest.raises(error, match=match):
         Layout.of(data, 1)
-
-
-def test_the_message_shows_what_came_and_what_is_stored():
-    layout = Layout.of({"obs": numbers(3, 4)}, 1)
-    with pytest.raises(RuntimeError, match=r"'obs'.*\[4\].*\[5\].*nothing was written"):
-        layout.flatten({"obs": numbers(3, 5)}, 1)
-    with pytest.raises(RuntimeError, match=r"float32.*int64.*cast"):
-        layout.flatten({"obs": numbers(3, 4, dtype=torch.int64)}, 1)
-    with pytest.raises(KeyError, match=r"missing: \['obs'\].*unknown: \['observation'\]"):
-        layout.flatten({"observation": numbers(3, 4)}, 1)
 
 
 # ------------------------------------------------------------------ lists at the root

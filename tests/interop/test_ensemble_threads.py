@@ -22,7 +22,7 @@ from interop import (
 )
 from interop.shared.storage_lock import locked
 from tests.interop.rows import check_same, flat_td
-from tests.interop.test_threads_and_processes import together
+from tests.interop.test_threads import together
 
 
 def member(first=0, count=8, storage=LazyTensorStorage, **kwargs):

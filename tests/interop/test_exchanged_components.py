@@ -21,7 +21,7 @@ from interop import (
     TensorStorage,
 )
 from tests.interop.rows import check_same, flat_td
-from tests.interop.test_threads_and_processes import check_whole, together
+from tests.interop.test_threads import check_whole, together
 
 CAPACITY = 24
 

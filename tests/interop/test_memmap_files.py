@@ -93,16 +93,6 @@ def test_views_come_locked_and_samples_free():
     batch["new"] = torch.zeros(3)
 
 
-def test_reads_see_what_other_maps_of_the_file_write(tmp_path):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path))
-    buffer.extend(plain_tensor([1, 2]))
-    buffer.sample(3)
-    path = tmp_path / "_-single-tensor-_.memmap"
-    other = torch.from_file(str(path), shared=True, size=12, dtype=torch.float32)
-    other.fill_(7)
-    assert bool((buffer.sample(3) == 7).all()) and bool((buffer[:] == 7).all())
-
-
 def test_files_go_with_the_storage_when_asked(tmp_path):
     buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "data", auto_cleanup=True))
     buffer.extend(nested_td([1]))
@@ -120,12 +110,6 @@ def test_cleaning_up_happens_once(tmp_path):
     assert storage.cleanup() is True and storage.cleanup() is False
     assert there(tmp_path) == set()
     assert LazyMemmapStorage(4).cleanup() is False
-
-
-def test_who_cleans_up_by_default(tmp_path):
-    assert LazyMemmapStorage(4).auto_cleanup is True
-    assert LazyMemmapStorage(4, scratch_dir=tmp_path).auto_cleanup is False
-    assert LazyMemmapStorage(4, scratch_dir=tmp_path, auto_cleanup=True).auto_cleanup is True
 
 
 # ------------------------------------------------------------------ what is removed

@@ -15,7 +15,7 @@ from interop import (
     ReplayBuffer,
 )
 from tests.interop.rows import plain_tensor
-from tests.interop.test_threads_and_processes import in_a_fresh_interpreter, together
+from tests.interop.test_threads import together
 
 
 class Counting(RandomSampler):
@@ -194,9 +194,8 @@ def test_dropping_what_is_being_drawn_does_not_hang():
     assert together(read, read, lambda: [change() for change in itertools.islice(changes, 100)]) == []
 
 
-@pytest.mark.slow
-def test_a_forked_child_draws_ahead_on_its_own():
-    out = in_a_fresh_interpreter("""
+def test_a_forked_child_draws_ahead_on_its_own(in_a_fork):
+    out = in_a_fork("""
         import multiprocessing
         import torch
         from interop import LazyMemmapStorage, ReplayBuffer

@@ -17,7 +17,7 @@ FOLDER, ON, SECONDS = (
     "jax_persistent_cache_min_compile_time_secs",
 )
 PROGRAM = """
-import os, warnings
+import warnings
 import torch, interop, jax
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event.endswith("/cache_hits")))
@@ -29,13 +29,11 @@ buffer.extend(torch.arange(50))
 buffer.sample()
 buffer.sample()
 print(sum(hits))
-jax.config.update("jax_compilation_cache_dir", os.environ["XDG_CACHE_HOME"] + "/of the user")
-jax.jit(lambda x: x * 3)(1.0)
 """
 
 
 def hits(home: pathlib.Path) -> int:
-    """How many programs a fresh process finds compiled, which warns of nothing, and makes way for a cache set later."""
+    """How many programs a fresh process finds compiled; it gives no warning."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -45,7 +43,6 @@ def hits(home: pathlib.Path) -> int:
         check=True,
     )
     assert "Warning" not in run.stderr
-    assert len(list((home / "of the user").glob("*-cache"))) == 1
     return int(run.stdout)
 
 
@@ -86,20 +83,10 @@ def test_what_the_user_has_set_stays(untouched, monkeypatch, tmp_path, name, val
     assert jax.config.values == before and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("home", [{"XDG_CACHE_HOME": "here"}, {"HOME": "here"}, {"HOME": "~"}])  # "~": nobody's
-def test_nothing_is_kept_below_the_current_folder(untouched, monkeypatch, tmp_path, home):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    for name, value in home.items():
-        monkeypatch.setenv(name, value)
-    settings.keep_programs()
-    assert jax.config.values[FOLDER] is None and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("is_file", [True, False])
-def test_a_home_that_cannot_be_written_is_passed_over(untouched, monkeypatch, tmp_path, is_file):
+@pytest.mark.parametrize("home", ["here", "file"])
+def test_a_home_that_cannot_be_used_is_passed_over(untouched, monkeypatch, tmp_path, home):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" if is_file else tmp_path))
-    monkeypatch.setattr(os, "access", lambda folder, mode: not mode & os.W_OK)  # root may write anywhere
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home) if home == "file" else home)
     settings.keep_programs()
-    assert jax.config.values[FOLDER] is None
+    assert jax.config.values[FOLDER] is None and len(list(tmp_path.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""Calls from several threads: who waits for whom, and who does not."""
+"""Calls from several threads: no row is torn, transforms hold no lock, and copies are of one moment."""
 
 import copy
 import pickle
@@ -6,18 +6,84 @@ import threading
 import time
 
 import pytest
+import torch
 from torch import nn
 
 from interop import (
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 from tests.interop.rows import check_same, flat_td, plain_tensor
-from tests.interop.test_threads_and_processes import together
+
+
+def together(*calls):
+    """Run calls in threads; the errors that they raised."""
+    errors = []
+
+    def guarded(call):
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    return errors
+
+
+def check_whole(batch):
+    """All leaves of a row tell the same id."""
+    ids = batch["obs"][:, 0]
+    assert bool((batch["obs"] == ids[:, None]).all()) and bool((batch["done"][:, 0] == (ids % 2).bool()).all())
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_rows_are_never_torn(make, prefetch):
+    buffer = TensorDictReplayBuffer(storage=make(64), batch_size=32, prefetch=prefetch)
+    buffer.extend(flat_td([0] * 64))
+
+    def write():
+        for step in range(150):
+            buffer.extend(flat_td([step] * 16))
+
+    def read():
+        for _ in range(150):
+            check_whole(buffer.sample())
+
+    assert together(write, write, read, read) == []
+    assert buffer.write_count == 64 + 2 * 150 * 16 and len(buffer) == 64
+    assert buffer.writer.cursor == buffer.write_count % 64
+
+
+def test_priorities_are_updated_while_others_write_and_draw():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(64), batch_size=16)
+    buffer.extend(flat_td([0] * 16))
+    buffer.update_tensordict_priority(buffer.sample().set("td_error", torch.ones(16)))
+
+    def write():
+        for step in range(20):
+            buffer.extend(flat_td([step] * 16))
+
+    def learn():
+        for _ in range(20):
+            batch = buffer.sample()
+            check_whole(batch)
+            assert bool(torch.isfinite(batch["priority_weight"]).all())
+            buffer.update_tensordict_priority(batch.set("td_error", batch["obs"][:, 0] + 1))
+
+    assert together(write, learn, learn) == []
+    assert bool((buffer.sampler.priorities >= 0).all())
 
 
 class Watched(LazyTensorStorage):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 from tests.interop.test_without_replacement import buffer_of, epoch_of, flat, ids
 
 
@@ -44,9 +43,8 @@ def test_batches_that_are_dropped_remain_to_be_drawn(change, taken):
 # ------------------------------------------------------------------ copies and processes
 
 
-@pytest.mark.slow
-def test_a_forked_child_goes_on_with_an_epoch_of_its_own():
-    out = in_a_fresh_interpreter("""
+def test_a_forked_child_goes_on_with_an_epoch_of_its_own(in_a_fork):
+    out = in_a_fork("""
         import os
         import torch
         from interop import LazyMemmapStorage, ReplayBuffer, SamplerWithoutReplacement

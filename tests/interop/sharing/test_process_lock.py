@@ -1,15 +1,12 @@
 """The lock among processes: whoever ends gives it back, forks do not hold it, threads and nested turns are counted."""
 
 import fcntl
-import pickle
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from interop import LazyTensorStorage
-from interop.shared.process_lock import ProcessLock
 
 
 def test_only_one_process_holds_it_and_the_kernel_frees_it(in_a_fork):
@@ -106,12 +103,6 @@ def test_a_wait_goes_on_after_a_signal_and_leaves_nothing_held_where_one_raises(
     """)
 
 
-def test_a_copy_is_another_lock():
-    lock = ProcessLock()
-    twin = pickle.loads(pickle.dumps(lock))
-    assert twin is not lock and twin._descriptor != lock._descriptor
-
-
 def held_elsewhere(lock):
     """Whether another process would have to wait."""
     code = "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
@@ -134,25 +125,6 @@ def test_the_outermost_turn_takes_and_releases_the_lock_among_processes():
     with storage.lock.held(), storage.lock.held():
         assert held_elsewhere(storage.lock)
     assert not held_elsewhere(storage.lock)
-
-
-def test_sharing_waits_for_threads_that_hold_the_lock():
-    storage, entered, leave, order = LazyTensorStorage(8), threading.Event(), threading.Event(), []
-
-    def hold():
-        with storage.lock.held():
-            entered.set()
-            leave.wait(20)
-            order.append("left")
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    entered.wait(20)
-    threading.Timer(0.1, leave.set).start()
-    storage.share()
-    order.append("shared")
-    thread.join(20)
-    assert order == ["left", "shared"] and not held_elsewhere(storage.lock)
 
 
 def test_an_error_when_the_lock_is_taken_releases_it(monkeypatch):

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
+from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from interop.shared import journal
 from interop.shared.journal import Undo
-from interop.shared.memory import Memory
 from tests.interop.rows import KINDS, check_same, nested_td
 
 
@@ -79,41 +78,6 @@ def test_what_was_done_before_a_cut_counts():
     assert undo._cells[0] == 1 and (rows[1] == 99).nonzero()[0].tolist() == [2]
 
 
-def test_putting_back_may_be_killed_and_begun_again():
-    undo, memory, rows = record()
-    before = copy.deepcopy(rows)
-    undo.__enter__()
-    change(undo, rows, np.array([3, 8]))
-    change(undo, rows, range(7, 10))
-
-    lines = 0
-
-    def run_to(line):
-        nonlocal lines
-        lines = 0
-
-        def trace(frame, event, _):
-            nonlocal lines
-            lines += event == "line"
-            if lines == line:
-                sys.settrace(None)
-                raise Stop
-            return trace
-
-        sys.settrace(trace)
-        try:
-            Record(memory, rows).recover()
-        except Stop:
-            pass
-        finally:
-            sys.settrace(None)
-
-    for line in range(1, 60, 3):
-        run_to(line)
-    assert Record(memory, rows).recover() or lines  # by the last at the latest
-    assert all(np.array_equal(*each) for each in zip(rows, before, strict=True)) and undo._cells[0] == 0
-
-
 def test_an_interrupt_at_the_end_of_a_step_undoes_it_at_the_next_one():
     undo, _, rows = record()
     undo.__enter__()
@@ -133,15 +97,6 @@ def test_room_is_made_by_letting_count_what_was_done():
         change(undo, rows, range(undo.most))
         raise Stop
     assert undo._cells[0] == 1 and (rows[1] == 99).sum() == undo.most
-
-
-def test_a_record_that_is_damaged_is_not_followed():
-    undo, memory, rows = record()
-    undo.__enter__()
-    change(undo, rows, range(2, 5))
-    undo._head[1] += 8
-    with pytest.raises(RuntimeError, match="damaged"):
-        Record(memory, rows).recover()
 
 
 # ------------------------------------------------------------------ storages
@@ -280,16 +235,6 @@ def test_rows_of_any_kind_are_put_back(kind, tmp_path):
     check_same(buffer[:], rows([0, 1, 2, 3]))
 
 
-def test_private_storages_have_no_journal():
-    for storage in (LazyTensorStorage(4), LazyMemmapStorage(4), TensorStorage(torch.zeros(4, 2))):
-        ReplayBuffer(storage=storage).extend(torch.ones(2, 2))
-        assert storage.journal.memory is None
-    compilable = LazyTensorStorage(4, compilable=True)
-    ReplayBuffer(storage=compilable).extend(torch.ones(2, 2))
-    compilable.share()
-    assert compilable.journal.memory is None
-
-
 def test_the_counters_move_into_the_journal_and_copies_have_their_own():
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     second = ReplayBuffer(storage=buffer.storage)
@@ -338,8 +283,3 @@ def test_the_parent_puts_back_what_a_started_worker_was_killed_in(kind, tmp_path
     check_same(buffer[:], nested_td([0, 1, 2, 3]))
     buffer.extend(nested_td([4]))
     check_same(buffer[:], nested_td([4, 1, 2, 3]))
-
-
-def test_memory_without_a_file_is_zero():
-    memory = Memory(10_000)
-    assert memory.bytes.size == 10_000 and not memory.bytes.any()

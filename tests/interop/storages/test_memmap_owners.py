@@ -1,7 +1,6 @@
 """Who may write to the folder of a storage, what a reader has of it."""
 
 import gc
-import multiprocessing
 import os
 import signal
 import threading
@@ -107,32 +106,6 @@ def test_another_process_is_refused_until_the_owner_is_killed(in_a_fork, tmp_pat
     check_same(buffer[:], flat_td([5, 6, 2, 3, 4]))
     assert buffer.sampler.priorities.tolist() == [1, 2, 3, 4, 0.5] and buffer.sampler.default_priority == 4
     assert buffer.writer.cursor == 2 and buffer.write_count == 7
-
-
-def _wait(buffer, pipe):
-    buffer.extend(flat_td([5]))
-    pipe.send(True)
-    pipe.recv()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False])
-def test_workers_keep_the_folder_for_their_owner(shared, tmp_path):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path, shared_init=shared))
-    if not shared:
-        buffer.extend(flat_td([1, 2]))
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    worker = context.Process(target=_wait, args=(buffer, there))
-    worker.start()
-    assert here.recv()
-    check_same(buffer[:], flat_td([5] if shared else [1, 2, 5]))
-    buffer.storage.close()
-    with pytest.raises(RuntimeError, match="in use"):
-        LazyMemmapStorage.open(tmp_path)
-    here.send("go")
-    worker.join(60)
-    assert worker.exitcode == 0 and len(reopened(tmp_path)) == len(buffer)
 
 
 # ------------------------------------------------------------------ reading only

@@ -13,7 +13,6 @@ from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
-    PrioritizedSliceSampler,
     ReplayBuffer,
     RoundRobinWriter,
     SliceSampler,
@@ -93,17 +92,6 @@ def test_other_writers_go_on(tmp_path):
         reopened(tmp_path / "tracked", writer=RoundRobinWriter(track_generations=True))
 
 
-def test_several_writers_have_one_cursor(tmp_path):
-    first = made(tmp_path, plain_tensor([1, 2, 3]))
-    second = ReplayBuffer(storage=first.storage)
-    second.extend(plain_tensor([4]))
-    first.extend(plain_tensor([5]))
-    del first, second
-    buffer = reopened(tmp_path)
-    buffer.set_writer(RoundRobinWriter())
-    assert (buffer.writer.cursor, buffer.write_count) == (0, 5)
-
-
 def test_an_empty_buffer_stays_empty_and_a_folder_can_move(tmp_path):
     buffer = made(tmp_path / "one", plain_tensor([1, 2, 3]))
     buffer.empty()
@@ -178,20 +166,6 @@ def test_a_sampler_put_in_begins_with_its_own_priorities(tmp_path):
     before.update_priority(torch.tensor([2]), 8.0)  # of a sampler that is not joined any more
     del buffer, before
     assert reopened(tmp_path, sampler=prioritized()).sampler.priorities.tolist() == [1, 0.5, 1]
-
-
-def test_slices_by_priority_go_on(tmp_path):
-    def sampler():
-        return PrioritizedSliceSampler(8, 0.7, 0.5, num_slices=8, end_key=("next", "done"))
-
-    buffer = made(tmp_path, steps(torch.arange(8)), capacity=8, sampler=sampler(), batch_size=16)
-    buffer.update_priority(torch.arange(8), torch.arange(8.0) + 1)
-    torch.manual_seed(3)
-    drawn = buffer.sample()
-    del buffer
-    buffer = reopened(tmp_path, sampler=sampler(), batch_size=16)
-    torch.manual_seed(3)
-    check_same(buffer.sample(), drawn)
 
 
 def test_copies_of_a_buffer_do_not_write_to_its_folder(tmp_path):

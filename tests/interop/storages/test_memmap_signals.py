@@ -1,8 +1,6 @@
 """Signals whose handlers raise, in the middle of writes to a storage in a folder: a write is done, or it is not."""
 
-import random
 import shutil
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,30 +86,3 @@ def test_a_write_is_done_or_not_and_what_follows_is_kept(name: str, tmp_path: Pa
         shutil.rmtree(folder)
         moment += apart
     assert moment > 5 * apart
-
-
-def test_signals_at_any_time_lose_nothing_that_returned(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(1000, scratch_dir=tmp_path))
-    buffer.extend(torch.arange(1000))
-    rows, rng, fresh = torch.arange(3), random.Random(1), 10**6
-    with raising(signal.SIGALRM):
-        for _ in range(100):
-            try:
-                # Again after a while, for Python passes over what is raised where it collects garbage.
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 1e-3), 0.5)
-                while True:
-                    buffer.extend(rows)
-            except KeyboardInterrupt:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                fresh += 10
-            count = buffer.write_count  # the first to be asked puts back what was not ended
-            cursor = buffer.writer.cursor
-            buffer[(cursor + 500) % 1000] = torch.tensor(fresh)
-            slots = buffer.extend(torch.arange(fresh + 1, fresh + 4))
-            assert slots.tolist() == [(cursor + step) % 1000 for step in range(3)]
-            assert (buffer.writer.cursor, buffer.write_count) == ((cursor + 3) % 1000, count + 3)
-            assert int(buffer[(cursor + 500) % 1000]) == fresh
-            assert buffer[slots].tolist() == [fresh + 1, fresh + 2, fresh + 3]
-    wanted = standing(buffer)
-    buffer.storage.close()
-    assert standing(reopened(tmp_path)) == wanted
