@@ -65,7 +65,7 @@ def one_kernel_loop(loop: Callable[..., T], whole: Callable[..., T]) -> Callable
     return computed
 
 
-@functools.lru_cache(maxsize=256)  # JAX finds by the function what it compiled for a call outside of any program
+@functools.lru_cache(maxsize=256)  # JAX caches eager calls by function
 def _branches(loop: Callable[..., T], whole: Callable[..., T]) -> tuple[Callable[..., T], Callable[..., T]]:
     """`loop`, and `whole` wrapped so that JAX traces it only when it compiles for another device."""
     traced_once = jax.jit(loop, inline=True)

@@ -36,7 +36,6 @@ class Mixture:
             rows of a member without items are invalid. True: the member of each row is drawn, independently (to 2^-24 of
             the shares), among members with items. This reads a whole batch from every member. It refuses samplers
             without replacement, because it would discard most of their items.
-        counts: instead of shares, the fixed numbers of rows (of items, for `Slices`).
 
     The state is a tuple with a state for each member: replace one of them to write to it. The probability of a row is the
     part of its member among the valid rows times the probability there, so `importance_weights` correct towards a uniform
@@ -46,7 +45,6 @@ class Mixture:
     buffers: tuple[Buffer, ...]
     shares: tuple[float, ...] | None = None
     drawn: bool = False
-    counts: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.buffers, tuple) or not self.buffers:
@@ -59,36 +57,25 @@ class Mixture:
             raise ValueError(f"at most {LARGEST} items in all members together")
         if len({_unit(buffer.sampler) for buffer in self.buffers}) > 1:
             raise ValueError("the samplers of all members must draw rows of the same length and burn_in")
-        self._check_shares()
         once = [buffer.sampler for buffer in self.buffers if buffer.sampler.without_replacement]
         if self.drawn and once:
             raise ValueError(f"drawn=True would lose most of what {once[0]!r} returns: use fixed shares")
-
-    def _check_shares(self) -> None:
-        for name in ("shares", "counts"):
-            values = getattr(self, name)
-            if values is None:
-                continue
-            if not isinstance(values, tuple) or any(
-                isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating)
-                for value in values
-            ):
-                raise TypeError(f"{name} must be a tuple of numbers, got {values!r}")
-            if len(values) != len(self.buffers):
-                raise ValueError(f"{name} need one number for each of {len(self.buffers)} buffers, got {values}")
-        if self.counts is not None:
-            if self.shares is not None or self.drawn:
-                raise ValueError("counts are fixed and stand in place of shares: give neither shares nor drawn=True")
-            object.__setattr__(self, "counts", tuple(checks.as_int("counts", count, least=0) for count in self.counts))
         if self.shares is not None:
-            object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
-        given = [float(value) for value in self._weights]
-        if not all(0 <= value < math.inf for value in given) or not 0 < sum(given) < math.inf:
-            raise ValueError(f"shares and counts must be at least 0, finite, and not all zero, got {tuple(given)}")
+            self._check_shares(self.shares)
+            object.__setattr__(self, "shares", tuple(map(float, self.shares)))
+
+    def _check_shares(self, shares: Any) -> None:
+        numbers = int | float | np.integer | np.floating
+        if not isinstance(shares, tuple) or not all(isinstance(x, numbers) and not isinstance(x, bool) for x in shares):
+            raise TypeError(f"shares must be a tuple of numbers, got {shares!r}")
+        if len(shares) != len(self.buffers):
+            raise ValueError(f"shares need one number for each of {len(self.buffers)} buffers, got {shares}")
+        if not all(0 <= share < math.inf for share in shares) or not 0 < sum(map(float, shares)) < math.inf:
+            raise ValueError(f"shares must be at least 0, finite, and not all zero, got {shares}")
 
     @property
-    def _weights(self) -> Sequence[float]:
-        return self.shares or self.counts or (1.0,) * len(self.buffers)
+    def _shares(self) -> tuple[float, ...]:
+        return self.shares or (1.0,) * len(self.buffers)
 
     def init(self, example: Any) -> tuple[BufferState, ...]:
         """The states of empty members for items like `example`."""
@@ -110,12 +97,8 @@ class Mixture:
             raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {unit}")
         if self.drawn:
             counts = (batch_size,) * len(self.buffers)
-        elif self.counts is not None:
-            counts = self.counts
-            if sum(counts) != batch_size:
-                raise ValueError(f"counts={counts} make a batch of {sum(counts)}, got batch_size={batch_size}")
         else:
-            counts = tuple(unit * count for count in _apportioned(self._weights, batch_size // unit))
+            counts = tuple(unit * count for count in _apportioned(self._shares, batch_size // unit))
         *keys, which = jax.random.split(key, len(self.buffers) + 1)
         after, parts, numbers = list(states), [], []
         for i, (buffer, count) in enumerate(zip(self.buffers, counts, strict=True)):
@@ -125,7 +108,7 @@ class Mixture:
                 numbers.append(i)
         _require_alike(parts, numbers)
         if self.drawn:
-            items, drawn = _rows_of_drawn(parts, self._weights, which)
+            items, drawn = _rows_of_drawn(parts, self._shares, which)
         else:
             items, drawn = _rows_of_all(parts, numbers)
         return tuple(after), items, drawn

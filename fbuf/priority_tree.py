@@ -82,13 +82,6 @@ def minimum(tree: PriorityTree) -> Float[Array, ""]:
     return tree.minima[-FANOUT]
 
 
-def maximum(tree: PriorityTree) -> Float[Array, ""]:
-    """Largest value; zero in an empty tree. O(1)."""
-    if tree.maxima is None:
-        raise ValueError("this tree keeps no maxima: build it with init(..., maxima=True)")
-    return tree.maxima[-FANOUT]
-
-
 def get(tree: PriorityTree, slots: Int[Array, " batch"]) -> Float[Array, " batch"]:
     """Values at slots; zero where a slot is out of range. O(batch)."""
     return gather(tree.leaves, in_range(slots, tree.capacity, tree.leaves.size - 1))
@@ -178,7 +171,8 @@ def _update_in_loops(tree: PriorityTree, at: Array, values: Array) -> PriorityTr
     kept = _kept(tree)
     combine, first = zip(*(_REDUCTIONS[name] for name in kept), strict=True)
     nodes = tree_in_loops.climb(FANOUT, _levels(leaves.size), combine, first, leaves, list(kept.values()), at)
-    return _replaced(dataclasses.replace(tree, leaves=leaves), dict(zip(kept, nodes, strict=True)))
+    found: Any = dict(zip(kept, nodes, strict=True))
+    return dataclasses.replace(tree, leaves=leaves, **found)
 
 
 def fill(tree: PriorityTree, values: Float[Array, " capacity"]) -> PriorityTree:
@@ -319,19 +313,14 @@ _REDUCTIONS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], 
 
 def _rebuild(tree: PriorityTree, slots: Array | None) -> PriorityTree:
     """Recompute the parents above slots, level by level; above all leaves for None."""
-    kept = _kept(tree)
-    return _replaced(
-        tree, {name: _climb(tree.leaves, nodes, slots, *_REDUCTIONS[name]) for name, nodes in kept.items()}
-    )
+    kept = _kept(tree).items()
+    found: Any = {name: _climb(tree.leaves, nodes, slots, *_REDUCTIONS[name]) for name, nodes in kept}
+    return dataclasses.replace(tree, **found)
 
 
 def _kept(tree: PriorityTree) -> dict[str, Array]:
     """The nodes of each reduction that the tree keeps."""
     return {name: getattr(tree, name) for name in _REDUCTIONS if getattr(tree, name) is not None}
-
-
-def _replaced(tree: PriorityTree, nodes: dict[str, Any]) -> PriorityTree:
-    return dataclasses.replace(tree, **nodes)
 
 
 def _climb(

@@ -27,7 +27,7 @@ _Found = tuple[Draw, Bool[Array, " batch"]]
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """A buffer of which each device of a mesh axis holds an equal part. For use inside `jax.shard_map`; see `over`.
+    """A buffer in equal parts on the devices of a mesh axis. For use inside `jax.shard_map`; see `over`.
 
     Args:
         buffer: the rules. Its capacity is that of all devices together.
@@ -325,7 +325,7 @@ class OnMesh:
         return _program(self, method, (self._by_device, *(given for _ in others)), returned, static)(state, *others)
 
 
-@functools.lru_cache(maxsize=256)  # JAX finds by the function what it compiled for an eager call
+@functools.lru_cache(maxsize=256)  # JAX caches eager calls by function
 def _program(on_mesh: OnMesh, method: str, given: Any, returned: Any, static: tuple[Any, ...]) -> Callable[..., Any]:
     def local(*arguments: Any) -> Any:
         return getattr(on_mesh.sharded, method)(*arguments, *static)

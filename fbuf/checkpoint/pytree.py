@@ -99,20 +99,18 @@ def _like(source: Source, like: Any) -> Any:
     wanted = [(jax.tree_util.keystr(where), leaf) for where, leaf in jax.tree_util.tree_leaves_with_path(like)]
     differences = [f"{name}: only in the checkpoint" for name in saved.keys() - {name for name, _ in wanted}]
     for name, leaf in wanted:
-        differences += [f"{name}: not in the checkpoint"] if name not in saved else _differs(name, leaf, *saved[name])
+        if name not in saved:
+            differences.append(f"{name}: not in the checkpoint")
+            continue
+        (kind, value), (expected, shape, dtype) = saved[name], _form(leaf)
+        if kind != expected:
+            differences.append(f"{name}: {kind} instead of {expected}")
+        elif (tuple(value.shape), value.dtype) != (shape, dtype):
+            differences.append(f"{name}: {value.dtype}{list(value.shape)} instead of {dtype}{list(shape)}")
     if differences:
         raise CheckpointMismatch(f"{path} is a state of another buffer: " + "; ".join(sorted(differences)))
     leaves = [_placed(leaf, *saved[name]) for name, leaf in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def _differs(name: str, leaf: Any, kind: str, value: np.ndarray | StoredArray) -> list[str]:
-    expected, shape, dtype = _form(leaf)
-    if kind != expected:
-        return [f"{name}: {kind} instead of {expected}"]
-    if tuple(value.shape) != shape or value.dtype != dtype:
-        return [f"{name}: {value.dtype}{list(value.shape)} instead of {dtype}{list(shape)}"]
-    return []
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:

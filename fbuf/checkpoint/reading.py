@@ -110,7 +110,8 @@ class Source:
 
     def check_rest(self) -> None:
         """Check the files that were not read."""
-        files.at_once([partial(self.check_file, each) for each in list(self._unread.values())])
+        if self._full:
+            files.at_once([partial(self.check_file, each) for each in list(self._unread.values())])
 
     def check_file(self, entry: FileEntry) -> None:
         """Check a file without keeping its content."""

@@ -159,8 +159,12 @@ class Writing:
         try:
             files.write_new(beside, np.frombuffer(content, np.uint8), flushed=True)
             os.fsync(self._handle)
-            if self._is_first:
-                self._flush_above()
+            if self._is_first:  # flush the name of this folder, too: a process that was killed may have made it
+                try:
+                    flush(self.path.parent)
+                except PermissionError:
+                    if self._made:
+                        raise
             self._placing = True
             os.rename(beside, self.path / manifest.NAME)
         except BaseException:
@@ -198,14 +202,6 @@ class Writing:
                 if os.path.lexists(self.path):  # a link that leads nowhere
                     raise
             self._made = False  # another writer that failed has removed it meanwhile
-
-    def _flush_above(self) -> None:
-        """Flush the name of this folder to the disk: a process that was killed may have made it."""
-        try:
-            flush(self.path.parent)
-        except PermissionError:
-            if self._made:
-                raise
 
     def _current(self) -> str | None:
         """The name of the current data folder; "" if there is none, None if the manifest cannot be read."""

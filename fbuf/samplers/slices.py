@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -128,19 +128,17 @@ class Slices:
         return self.least
 
     @property
-    def _queues(self) -> bool:
-        """Whether the state has a queue. Without one every item is a start, or the rule `starts` excludes the others."""
-        return isinstance(self.starts, PerTrajectory) or not (isinstance(self.starts, Excluding) or self.shortest == 1)
+    def known(self) -> Literal["all", "flags", "starts", "ends"]:
+        """How the state knows the starts.
 
-    @property
-    def counts(self) -> bool:
-        """Whether the state counts starts, because not every item is one."""
-        return self._queues or self.shortest > 1
-
-    @property
-    def queues_starts(self) -> bool:
-        """Whether the queue holds starts, not ends of trajectories."""
-        return self._queues and not isinstance(self.starts, PerTrajectory)
+        All items are starts; the rule `starts` excludes the others; or there is a queue, of starts or of ends of
+        trajectories.
+        """
+        if isinstance(self.starts, PerTrajectory):
+            return "ends"
+        if self.shortest == 1:
+            return "all"
+        return "flags" if isinstance(self.starts, Excluding) else "starts"
 
     @property
     def _places(self) -> Sampler:
@@ -154,13 +152,13 @@ class Slices:
     def init(self, capacity: int, lanes: int) -> SlicesState:
         """State over `capacity` empty rows."""
         items = capacity * lanes
-        excludes = isinstance(self.starts, Excluding) and self.shortest > 1
+        excludes = isinstance(self.starts, Excluding) and self.known == "flags"
         return SlicesState(
             starts=self.starts.init_excluding(items) if excludes else self._places.init(items),  # type: ignore[union-attr]
-            queue=jnp.zeros(items + 1, jnp.int32) if self._queues else None,
+            queue=jnp.zeros(items + 1, jnp.int32) if self.known in ("starts", "ends") else None,
             head=jnp.zeros((), jnp.int32),
             count=jnp.zeros((), jnp.int32),
-            going=jnp.zeros(lanes, jnp.int32) if isinstance(self.starts, PerTrajectory) else None,
+            going=jnp.zeros(lanes, jnp.int32) if self.known == "ends" else None,
             going_count=jnp.zeros((), jnp.int32),
             least=self.shortest,
         )
@@ -171,7 +169,7 @@ class Slices:
         """State after rows were written; slots are those of the kept rows."""
         if isinstance(self._places, InEpochs):
             state = dataclasses.replace(state, starts=self._places.restart(state.starts))
-        if not self.counts:
+        if self.known == "all":
             return dataclasses.replace(state, starts=self._places.written(state.starts, slots))
         if isinstance(self.starts, Excluding):
             entered, entries = self._begun(write)
@@ -185,8 +183,11 @@ class Slices:
         if queued is None:
             queued = self.pushed((state.queue, state.head, state.count), write)
         state = dataclasses.replace(state, queue=queued[0], head=queued[1], count=queued[2])
-        if isinstance(self.starts, PerTrajectory):
-            long_enough = write.after.is_open & (self._stored_length(write) >= self.shortest)
+        if self.known == "ends":
+            latest, lanes = write.after.latest, jnp.arange(write.after.latest.size)
+            first = write.after.first[divmod_unsigned(latest, write.after.number.shape[0])[1], lanes]
+            length = jnp.minimum((write.ring.written[0] - first).astype(jnp.int32), write.ring.size)
+            long_enough = write.after.is_open & (length >= self.shortest)
             going = jnp.argsort(~long_enough, stable=True).astype(jnp.int32)
             state = dataclasses.replace(state, going=going, going_count=jnp.sum(long_enough, dtype=jnp.int32))
         return state
@@ -194,7 +195,7 @@ class Slices:
     def pushed(self, queued: Queued, write: Written) -> Queued:
         """The queue after a write."""
         queue, head, count = queued
-        entered, entries = self._closed(write) if isinstance(self.starts, PerTrajectory) else self._begun(write)
+        entered, entries = self._closed(write) if self.known == "ends" else self._begun(write)
         room = jnp.uint32(queue.size - 1)
         begin = (head.astype(jnp.uint32) + write.leaving.astype(jnp.uint32)) % room
         count = count - write.leaving
@@ -213,7 +214,7 @@ class Slices:
         number = index.number[ahead]
         # Rows that the write overwrites, and that begin a run of `least` stored rows of one trajectory.
         left = ((over < ring.size) & (np.arange(kept) < capacity - reach))[:, None] & (index.number[over] == number)
-        if isinstance(self.starts, PerTrajectory):  # and the last of these rows closes the trajectory
+        if self.known == "ends":  # and the last of these rows closes the trajectory
             last = index.last[divmod_unsigned(number, capacity)[1], jnp.arange(lanes, dtype=jnp.int32)[None]]
             left &= last == trajectories.time_of(ring, ahead, capacity)[:, None]
             left &= ~(index.is_open[None] & (number == index.latest[None]))
@@ -259,12 +260,6 @@ class Slices:
         stored = _is_stored(write.ring, rows.shape[0], rows.shape[0])[:, None]
         return stored & closed & (length >= self.shortest), rows[:, None] * lanes + lane
 
-    def _stored_length(self, write: Written) -> Array:
-        """Stored items of the latest trajectory of each lane."""
-        capacity = write.after.number.shape[0]
-        first = write.after.first[divmod_unsigned(write.after.latest, capacity)[1], jnp.arange(write.after.latest.size)]
-        return jnp.minimum((write.ring.written[0] - first).astype(jnp.int32), write.ring.size)
-
     # ------------------------------------------------------------------ draws
 
     def sample(
@@ -283,12 +278,11 @@ class Slices:
         if isinstance(self.starts, PerTrajectory):
             state, draw = self._of_trajectories(state, key, count, index, ring)
         else:
-            drawable = size if self.shortest == 1 else state.count
+            drawable = size if self.known == "all" else state.count
             starts, draw = self.starts.sample(state.starts, key, count, drawable)
             state = dataclasses.replace(state, starts=starts)
-        queue: Any = (state.queue, state.head) if self.queues_starts else None
-        of = functools.partial(windows.of, self.burn_in, self.length)
-        slots, mask, starts = of(queue, draw.slots, draw.valid, index, ring)
+        queue: Any = (state.queue, state.head) if self.known == "starts" else None
+        slots, mask, starts = windows.of(self.burn_in, self.length, queue, draw.slots, draw.valid, index, ring)
         return state, dataclasses.replace(draw, slots=slots, mask=mask, starts=starts)
 
     def _of_trajectories(
@@ -330,12 +324,10 @@ def write(
 ) -> Written:
     """A write of one row or more with these ends and ids; `before` and `ring` are the ring before and after it."""
     count, (capacity, lanes) = ended.shape[0], index.number.shape
-    reach = rule.shortest - 1 if isinstance(rule, Slices) and rule.counts else None
+    known = rule.known if isinstance(rule, Slices) else "all"
+    reach = None if known == "all" else rule.shortest - 1
+    queued = (state.queue, state.head, state.count) if known == "starts" else None
     trajectories.check_ids(index, ids)
-    queued = None
-    if isinstance(rule, Slices) and isinstance(state, SlicesState) and rule.queues_starts:
-        assert state.queue is not None
-        queued = state.queue, state.head, state.count
 
     def whole(
         index: TrajectoryState, before: RingState, ended: Array, ids: Any, queued: Queued | None, ring: RingState
@@ -349,8 +341,7 @@ def write(
         return after, leaving, queued
 
     if count * lanes <= _FEW and count + (reach or 0) < capacity:
-        closed = isinstance(rule, Slices) and isinstance(rule.starts, PerTrajectory)
-        one_by_one = functools.partial(trajectories.written_one_by_one, reach, closed)
+        one_by_one = functools.partial(trajectories.written_one_by_one, reach, known == "ends")
         after, leaving, queued = one_kernel_loop(one_by_one, whole)(index, before, ended, ids, queued, ring)
     else:
         after, leaving, queued = whole(index, before, ended, ids, queued, ring)

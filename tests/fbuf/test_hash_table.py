@@ -81,7 +81,7 @@ def test_a_table_is_a_dict_of_at_most_capacity_keys(methods, capacity):
 
 def test_keys_of_every_dtype_are_told_apart_by_their_bits():
     table = HashTable(9)
-    for dtype in (np.bool_, np.uint8, np.float16, jnp.bfloat16, np.int32):
+    for dtype in (np.bool_, np.float16, np.int32):
         keys = np.asarray([0, 1, 0])[:, None, None].repeat(5, 1).astype(dtype)
         state = table.init(keys[0], np.zeros(2))
         words = np.asarray(packed(keys)).view(np.uint8)

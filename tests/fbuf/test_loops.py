@@ -1,7 +1,6 @@
 """Loops that are one kernel on the CPU: they are one, and they compute what operations on whole arrays do."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -11,26 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage
+from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree
 from fbuf.trajectories import TrajectoryState
 from tests.fbuf.compiled import fill_tree, jit
 from tests.fbuf.trajectory_model import rows
 
 pytestmark = pytest.mark.usefixtures("device")
-
-
-def test_derivatives_pass_through_what_is_written_and_read() -> None:
-    count = 70
-    buffer = Buffer(100)
-    state = buffer.init(np.zeros(3, np.float32))
-
-    def squares(scale: jax.Array) -> tuple[jax.Array, Any]:
-        after, slots = buffer.extend(state, jnp.full((count, 3), scale))
-        return jnp.sum(buffer.read(after, slots) ** 2), after
-
-    found, after = jax.jit(jax.grad(squares, has_aux=True))(5.0)
-    assert found == 2 * 5 * count * 3
-    np.testing.assert_array_equal(after.items[:count], 5)
 
 
 @functools.cache
@@ -76,24 +61,6 @@ def test_priorities_of_new_rows_are_set_alike(first: int) -> None:
     broken[-2] = 77
     for each in (slots, slots % 5000, broken, shuffled):
         assert_alike(both(priority_tree.update), tree, each, np.linspace(0, 9, 32, dtype=np.float32))
-
-
-@pytest.mark.parametrize("lanes", [(), (2, 2)])
-@pytest.mark.parametrize("count", [1, 37])
-def test_items_of_any_dtype_and_size_are_read_alike(lanes: tuple[int, ...], count: int) -> None:
-    random, capacity = np.random.default_rng(0), 50
-    shapes = {"float32": (5, 40), "int32": (), "bool": (3,), "uint8": (100,), "float16": (7,), "complex64": (2,)}
-    items = {
-        kind: jnp.asarray(random.integers(-99, 99, (capacity, *lanes, *shape)), kind) for kind, shape in shapes.items()
-    }
-    items["empty"] = jnp.zeros((capacity, *lanes, 0))
-    items_held = capacity * math.prod(lanes)
-    slots = random.integers(0, items_held, count).astype(np.int32)
-    read = jax.jit(storage.read, static_argnums=2)(items, slots, lanes)
-    for kind, leaf in items.items():
-        np.testing.assert_array_equal(
-            read[kind], np.asarray(leaf).reshape(items_held, *leaf.shape[1 + len(lanes) :])[slots]
-        )
 
 
 @given(data=st.data())

@@ -1,30 +1,41 @@
 """The ring: which rows new items take, and what lies in them afterwards."""
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fbuf import RingState, RoundRobin, storage
+from fbuf import (
+    Buffer,
+    Fifo,
+    HighestRanked,
+    PerTrajectory,
+    Prioritized,
+    RingState,
+    RoundRobin,
+    Slices,
+    Trajectories,
+    storage,
+)
 from tests.fbuf.compiled import jit
-from tests.fbuf.model import RingModel, assert_same
+from tests.fbuf.every_pair import items
+from tests.fbuf.model import assert_same
 
 pytestmark = pytest.mark.usefixtures("device")
 
 ITEM = {
-    "observation": np.zeros((2, 3), np.float32),
-    "action": (np.zeros((), np.int8), [np.zeros(4, np.uint8), np.zeros((), np.bool_)]),
-    "other": {"half": np.zeros(1, np.float16), "brain": np.zeros(2, jnp.bfloat16), "wave": np.zeros((), np.complex64)},
+    "observation": np.zeros((5, 40), np.float32),
+    "action": (np.zeros((), np.int8), [np.zeros(100, np.uint8), np.zeros(3, np.bool_)]),
+    "other": {"half": np.zeros(7, np.float16), "brain": np.zeros(2, jnp.bfloat16), "wave": np.zeros(2, np.complex64)},
+    "empty": np.zeros(0, np.float32),
 }
 
 
 write = jit(storage.write)
-read = jit(storage.read, static_argnums=2)
 
 
 @functools.partial(jit, static_argnums=(1, 2))
@@ -43,17 +54,6 @@ def rows_of(shape: tuple[int, ...], seed: int) -> Any:
     return jax.tree.map(lambda leaf: rng.integers(0, 100, (*shape, *leaf.shape)).astype(leaf.dtype), ITEM)
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 13, 40])
-@given(counts=st.lists(st.sampled_from([0, 1, 5, 41, 100]), max_size=6))
-def test_rows_are_those_that_one_write_after_the_other_takes(capacity: int, counts: list[int]) -> None:
-    ring, model = RoundRobin().init(capacity, None), RingModel(capacity)
-    for count in counts:
-        ring, rows = claim(ring, count, capacity)
-        np.testing.assert_array_equal(rows, np.asarray([model.claim() for _ in range(count)], np.int32))
-        assert_same(ring, ring_at(model.cursor, model.size, model.written))
-        assert rows.dtype == jnp.int32
-
-
 def test_rows_near_the_largest_capacity_do_not_overflow() -> None:
     capacity = 2**31 - 1
     ring, rows = claim(ring_at(capacity - 2, capacity - 2), 5, capacity)
@@ -68,14 +68,77 @@ def test_the_count_of_writes_passes_32_bits(before: int) -> None:
     assert_same(ring, ring_at(3, 4, before + 7))
 
 
-@pytest.mark.parametrize("lanes", [(), (3,), (2, 2)])
-def test_what_is_written_is_read_and_the_rest_stays(lanes: tuple[int, ...]) -> None:
-    items = storage.init(5, lanes, ITEM)
-    first, second = rows_of((5, *lanes), 1), rows_of((2, *lanes), 2)
-    items = write(items, np.arange(5), first)
-    items = write(items, np.asarray([4, 1]), second)
-    expected = jax.tree.map(lambda old, new: np.stack([old[0], new[1], old[2], old[3], new[0]]), first, second)
-    assert_same(items, expected)
-    slots = np.asarray([0, 3, 3, 5 * int(np.prod(lanes)) - 1])
-    flat = jax.tree.map(lambda leaf, item: leaf.reshape(-1, *item.shape)[slots], expected, ITEM)
-    assert_same(read(items, slots, lanes), flat)
+@pytest.mark.parametrize("lanes", [(), (2, 2)])
+@pytest.mark.parametrize("count", [1, 37])
+def test_what_is_written_is_read_whatever_its_dtype_and_size(lanes: tuple[int, ...], count: int) -> None:
+    capacity, stored = 50, 50 * math.prod(lanes)
+    first, second = rows_of((capacity, *lanes), 1), rows_of((count, *lanes), 2)
+    held = write(storage.init(capacity, lanes, ITEM), np.arange(capacity), first)
+    rows = np.random.default_rng(0).permutation(capacity)[:count].astype(np.int32)
+    held = write(held, rows, second)
+    for kept, new in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        kept[rows] = new
+    assert_same(held, first)
+    slots = np.random.default_rng(1).integers(0, stored, count).astype(np.int32)
+    flat = jax.tree.map(lambda leaf, item: leaf.reshape(stored, *item.shape)[slots], first, ITEM)
+    assert_same(jax.jit(storage.read, static_argnums=2)(held, slots, lanes), flat)
+
+
+def test_derivatives_pass_through_what_is_written_and_read() -> None:
+    count = 70
+    buffer = Buffer(100)
+    state = buffer.init(np.zeros(3, np.float32))
+
+    def squares(scale: jax.Array) -> tuple[jax.Array, Any]:
+        after, slots = buffer.extend(state, jnp.full((count, 3), scale))
+        return jnp.sum(buffer.read(after, slots) ** 2), after
+
+    found, after = jax.jit(jax.grad(squares, has_aux=True))(5.0)
+    assert found == 2 * 5 * count * 3
+    np.testing.assert_array_equal(after.items[:count], 5)
+
+
+# ---------------------------------------------------------------------- the same rows in another shape
+
+add = jit(Buffer.add, static_argnums=0)
+extend = jit(Buffer.extend, static_argnums=0, static_argnames="lanes_first")
+ALL = [
+    Buffer(5, Fifo(), lanes=(2,)),
+    pytest.param(Buffer(5, Prioritized(), writer=HighestRanked("rank")), marks=pytest.mark.slow),
+    pytest.param(
+        Buffer(5, Slices(2, PerTrajectory()), lanes=(2, 3), trajectories=Trajectories("done")), marks=pytest.mark.slow
+    ),
+]
+
+
+def written(buffer: Buffer, count: int) -> Any:
+    """A batch of rows [count, *lanes, ...], and an empty state for it."""
+    ids = np.arange(count)[:, None] + 1000 * np.arange(buffer.items_per_row)
+    batch = jax.tree.map(lambda leaf: leaf.reshape(count, *buffer.lanes, *leaf.shape[2:]), items(ids))
+    return batch, buffer.init(items(0))
+
+
+@pytest.mark.parametrize("buffer", ALL, ids=repr)
+def test_rows_are_the_same_one_by_one_and_in_the_order_of_lanes(buffer: Buffer) -> None:
+    batch, state = written(buffer, 7)
+    turned = jax.tree.map(lambda leaf: np.moveaxis(leaf, 0, len(buffer.lanes)), batch)
+    by_time = extend(buffer, state, batch)
+    by_lane = extend(buffer, state, turned, lanes_first=True)
+    assert_same(by_lane, (by_time[0], np.moveaxis(by_time[1], 0, len(buffer.lanes))))
+
+    row = jax.tree.map(lambda leaf: leaf[0], batch)
+    state, slots = add(buffer, state, row)
+    assert slots.shape == buffer.lanes
+    one = extend(buffer, written(buffer, 1)[1], jax.tree.map(lambda leaf: leaf[None], row))
+    assert_same((state, slots), (one[0], one[1][0]))
+
+
+def test_one_item_may_be_of_plain_numbers() -> None:
+    buffer = Buffer(3)
+    item = {"a": 1.5, "b": 2, "c": np.ones(2)}
+    state, _ = jax.eval_shape(lambda: buffer.add(buffer.init(item), item))
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in state.items.items()} == {
+        "a": ((3,), np.float32),
+        "b": ((3,), np.int32),
+        "c": ((3, 2), np.float32),
+    }

@@ -48,7 +48,7 @@ def test_states_go_on_bit_for_bit(sampler: str, tmp_path: Path) -> None:
     known = "trajectories" if "Slices" in sampler else ""
     buffer = build(Cell(sampler, "RoundRobin", (LANES,), known))
     state = _init(buffer)
-    for turns in (0, 1, 3):
+    for turns in (0, 3):
         state, _ = _run(buffer, state, 50 * turns, turns)
         save_state(tmp_path / "state", state)
         again = load_state(tmp_path / "state", _init(buffer))
