@@ -19,11 +19,12 @@ from interop.buffers import (
     TensorDictReplayBuffer,
 )
 from interop.checkpoint.checkpointers import (
+    CompressedListStorageCheckpointer,
+    ListStorageCheckpointer,
     StorageCheckpointerBase,
     StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
 )
-from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.data.bridge import to_jax, to_torch
 from interop.data.untraced import untraced
 from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf

@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
-from interop.checkpoint.members import loading_members, saved_members
-from interop.checkpoint.state import Component, Entries, LoadOptions
+from interop.checkpoint.state import Component, Entries, LoadOptions, loading_members, saved_members
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.samplers import Sampler

@@ -1,4 +1,4 @@
-"""What a buffer saves and loads: its components and settings, as a tree of a checkpoint or as a `state_dict`."""
+"""The state of a buffer: its components and settings, as a tree of a checkpoint or as a `state_dict`."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -109,6 +109,9 @@ def restoring_dict(
 ) -> Callable[[], None]:
     """Check a `state_dict`; the returned function loads it. `rows` checks and reads those that are not in it."""
     storage = buffer.storage
+    for name in ("_sampler", "_writer"):
+        if name not in fields:
+            raise CheckpointMismatch(f"{where}: it is not the state of a buffer, the entry {name!r} is missing")
     rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
     size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)

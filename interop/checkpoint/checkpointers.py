@@ -1,5 +1,6 @@
-"""How the content of a storage is written in a checkpoint, and read."""
+"""Checkpointers: how the content of a storage is written to a checkpoint and read."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,15 +14,15 @@ from interop.checkpoint.values import decode, encode
 from interop.host.threads import uninterrupted
 
 if TYPE_CHECKING:
-    from interop.storages import Storage, StorageEnsemble, TensorStorage
+    from interop.storages import ListStorage, Storage, StorageEnsemble, TensorStorage
 
 
 class StorageCheckpointerBase:
     """Saves and loads the content of storages. It is set by `storage.checkpointer = ...`, or given to a buffer.
 
     A checkpointer of your own defines `dumps(storage, path)`, which makes that folder and writes what files it likes in
-    it, and `loads(storage, path)`. In `ReplayBuffer.dumps` these files are flushed, summed up and put in place with the
-    rest; `loads` is called last, on files that were checked, and has to leave the storage as it was where it raises.
+    it, and `loads(storage, path)`. In `ReplayBuffer.dumps` these files are flushed, get checksums and are committed
+    with the rest; `loads` is called last, on checked files, and must leave the storage unchanged if it raises.
     """
 
     changes_rows = True  # whether `loads` writes rows; where it does not, a buffer loads though its rows are read-only
@@ -31,17 +32,15 @@ class StorageCheckpointerBase:
         self._load_hooks: list[Callable[..., Any]] = []
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, path=None)` make what is saved of the data, after those before it.
+        """Save the result of `hook(data, path=None)`. Hooks run in the order of registration, and are not saved.
 
-        The data may be views of what is stored: a hook makes others and changes no tensor in place.
-
-        One with the attributes `shift` and `is_full` is told where the ring begins: the row behind the last one that was
-        written, and whether all rows are. Hooks are not saved.
+        The data may be views of the stored rows: a hook changes no tensor in place. Attributes `shift` and `is_full` of a
+        hook are set before: the row behind the newest one, and whether all rows were written.
         """
         self._save_hooks.append(_callable(hook))
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, out=None)` change what was loaded, after those before it."""
+        """Store the result of `hook(data, out=None)` for loaded data. Hooks run in the order of registration."""
         self._load_hooks.append(_callable(hook))
 
     def dumps(self, storage: "Storage", path: str | os.PathLike[str]) -> None:
@@ -107,13 +106,13 @@ class StorageCheckpointerBase:
         return partial(self.loads, storage, folder)
 
     def _through_save_hooks(self, storage: "Storage", data: Any) -> Any:
-        """The data that the save hooks make. Hooks with these attributes are told where the ring begins."""
+        """The result of the save hooks."""
         for hook in self._save_hooks:
-            self._tell(hook, storage)
+            self._set_ring(hook, storage)
             data = hook(data, path=None)
         return data
 
-    def _tell(self, hook: Any, storage: "Storage") -> None:
+    def _set_ring(self, hook: Any, storage: "Storage") -> None:
         if hasattr(hook, "is_full"):
             hook.is_full = storage.is_full
         if hasattr(hook, "shift"):
@@ -160,6 +159,41 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         return restoring_data(storage, self._through_load_hooks(fields, options), fields.any("ring"), options)
 
 
+class ListStorageCheckpointer(StorageCheckpointerBase):
+    """Items of the kinds that can be saved without running code: tensors, tensordicts, plain values and what holds them.
+
+    Items that are alike are written as one array a tensor. An object that is there twice is loaded as two; tensors come back
+    on the device of the storage, or where they were. Save hooks get the list of all items; load hooks
+    get what they made of it, and give a list.
+
+    Args:
+        allow_pickle: pickle objects of other kinds, and read pickles. Reading a pickle runs the code that it names: for
+            files of your own. A load needs it too, here or in `loads(..., allow_pickle=True)`.
+    """
+
+    def __init__(self, allow_pickle: bool = False) -> None:
+        super().__init__()
+        self.allow_pickle = bool(allow_pickle)
+
+    def _save(self, storage: "ListStorage", out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        saved = storage.saved_items(self.allow_pickle)
+        if not self._save_hooks:
+            return saved
+        items = self._through_save_hooks(storage, list(storage))
+        return {**saved, "items": None, "hooked": encode(items, "the data of the save hooks", self.allow_pickle)}
+
+    def _load(self, storage: "ListStorage", saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+        options = dataclasses.replace(options, allow_pickle=options.allow_pickle or self.allow_pickle)
+        fields = Fields(saved, f"{source.path}, storage")
+        if not self._load_hooks and "hooked" not in fields:
+            return storage.restoring_items(saved, options)
+        return storage.restoring_items(saved, options, self._through_load_hooks(fields, options, storage.device))
+
+
+class CompressedListStorageCheckpointer(ListStorageCheckpointer):
+    """The same for a `CompressedListStorage`: compressed tensors are written as they are."""
+
+
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """Each member of a `StorageEnsemble` by its own checkpointer, and the state of the transforms of the members."""
 
@@ -191,6 +225,6 @@ def _callable(hook: Any) -> Callable[..., Any]:
 
 
 def _of_storage(tree: Any) -> Any:
-    """The tree of a storage: in what a buffer has saved it is a part."""
+    """The tree of a storage, which is a part of the tree of a buffer."""
     within = isinstance(tree, Mapping) and "checkpointer" not in tree and "storage" in tree
     return tree["storage"] if within else tree

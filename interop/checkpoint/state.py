@@ -1,4 +1,4 @@
-"""The state of components as one tree of arrays and plain values: what decides their later draws, slots and values.
+"""The state of a component as a tree of arrays and plain values. With it the component continues exactly.
 
 `saved()` gives the tree, `restoring(tree, options)` checks one and returns a function that applies it, so that nothing
 changes when a part of a load fails. `dumps` writes the tree to a folder; `state_dict` has it with tensors.
@@ -10,8 +10,9 @@ import dis
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from interop.host.threads import uninterrupted
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How far a checkpoint may differ from what it is loaded into. See `ReplayBuffer.loads`."""
+    """The differences between a checkpoint and its target that a load accepts. See `ReplayBuffer.loads`."""
 
     strict: bool = True
     cast: bool = False
@@ -62,6 +63,8 @@ class Entries(Fields):
         self._changed: list[str] = []
 
     def any(self, name: str) -> Any:
+        if name not in self:
+            raise CheckpointMismatch(f"{self.where}: the entry {name!r} is missing, it was saved from something else")
         self._unread.discard(name)
         return super().any(name)
 
@@ -71,7 +74,7 @@ class Entries(Fields):
         return self._all
 
     def refuse(self, difference: str) -> None:
-        """The checkpoint does not fit: `settle` raises this with all other differences."""
+        """Add a difference; `settle` raises it with all others."""
         self._refused.append(difference)
 
     def parameter(self, name: str, saved: Any, here: Any) -> Any:
@@ -86,7 +89,7 @@ class Entries(Fields):
         It warns before anything is applied: a filter may turn the warning into an error.
         """
         if self._unread:
-            self.refuse(f"it has nothing to do with the entries {sorted(map(str, self._unread))}")
+            self.refuse(f"it has unknown entries {sorted(map(str, self._unread))}")
         if self._refused:
             raise CheckpointMismatch(f"{self.where}: {'; '.join(self._refused)}")
         changed, self._changed = self._changed, []
@@ -209,7 +212,7 @@ class Stateful(Component):
         return self._tried(given) if is_users(self) else self.with_state_dict(given, options)
 
     def _tried(self, given: Any) -> Apply:
-        """Load it into a copy, whose errors come before anything changes."""
+        """Load it into a copy first: errors come before anything changes."""
         storage = getattr(self, "_storage", None)  # of a writer: it is not copied
         trial = None
         with contextlib.suppress(Exception):  # it cannot be copied: then it has to check by itself
@@ -248,7 +251,7 @@ def nothing() -> None:
 
 
 class Together:
-    """Applies several states that were checked, in order; or gives back what was taken for them."""
+    """Applies several checked states in order, or releases the memory that they reserved."""
 
     def __init__(self, parts: Iterable[Apply]) -> None:
         self._parts = list(parts)
@@ -258,7 +261,7 @@ class Together:
             each()
 
     def abandon(self) -> None:
-        """Give back memory that was taken."""
+        """Release the reserved memory."""
         for each in self._parts:
             getattr(each, "abandon", nothing)()
 
@@ -273,6 +276,22 @@ def together(checks: Iterable[Callable[[], Apply]]) -> Together:
         Together(parts).abandon()
         raise
     return Together(parts)
+
+
+def saved_members(members: Sequence[Any]) -> list[Any]:
+    """The saved state of each member of an ensemble, with its class."""
+    return [described(member, member.saved()) for member in members]
+
+
+def loading_members(fields: Fields, members: Sequence[Any], options: LoadOptions) -> Together:
+    """Check the result of `saved_members` under "members"; the returned object applies it."""
+    saved = fields.items("members")
+    if len(saved) != len(members):
+        raise CheckpointMismatch(f"{fields.where}: {len(saved)} members were saved, there are {len(members)}")
+    return together(
+        partial(member.restoring, state_for(member, each, f"member {place}"), options)
+        for place, (member, each) in enumerate(zip(members, saved, strict=True))
+    )
 
 
 # ------------------------------------------------------------------ classes of the user's
@@ -362,10 +381,7 @@ def key_of(value: Any) -> Any:
 
 def a_key(fields: Fields, name: str) -> Any:
     """A saved key: a text, a tuple of texts for a list, or None."""
-    return _key(fields, name, fields.any(name))
-
-
-def _key(fields: Fields, name: str, value: Any) -> Any:
+    value = fields.any(name)
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):

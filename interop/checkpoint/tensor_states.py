@@ -26,7 +26,7 @@ Fill = Callable[[Sequence[np.ndarray | None]], None]  # fills an array [filled, 
 
 @dataclass(frozen=True)
 class SavedRing:
-    """How far rows fill their ring, and where its oldest row is."""
+    """Shape, size and cursor of the ring of saved rows."""
 
     ndim: int
     lanes: tuple[int, ...]
@@ -105,7 +105,7 @@ def restoring_rows(storage: "TensorStorage", saved: Any, options: LoadOptions) -
 
 
 def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: LoadOptions = EXACT) -> Apply:
-    """Check rows that are there as data of the user's kind, [filled, *lanes]; the returned function stores them."""
+    """Check rows given as data of the user's type, [filled, *lanes]; the returned function stores them."""
     where = f"the checkpoint of a {type(storage).__name__}"
     refuse_frames(storage)
     found = SavedRing.parsed(Fields(ring, where))
@@ -123,7 +123,7 @@ def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: Load
 
 
 def refuse_frames(storage: "TensorStorage") -> None:
-    """CheckpointMismatch for a storage whose rows cannot be written in any other order than that of time."""
+    """CheckpointMismatch for a storage of frames, whose rows can be written in the order of time only."""
     if storage.of_frames:
         raise CheckpointMismatch(
             f"a {type(storage).__name__} keeps frames in the order of time, and hooks and other checkpointers would give it "
@@ -183,7 +183,7 @@ def loading(
 def _differences(
     storage: "TensorStorage", held: Layout | None, saved: Layout, ring: SavedRing, options: LoadOptions
 ) -> list[str]:
-    """In what saved rows differ from a storage that has items of the layout `held`, or none."""
+    """The differences between saved rows and a storage with items of the layout `held`, or without items."""
     if storage.ndim != ring.ndim:
         return [f"it has ndim={ring.ndim}, the storage ndim={storage.ndim}"]
     found, rows = [], storage.rows_for(ring.lanes)
@@ -266,7 +266,7 @@ def _check_spans(spans: Sequence[np.ndarray], size: int, where: str) -> None:
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """Rows that were read: stored when called, or abandoned."""
+    """Loaded rows: a call stores them, `abandon` drops them."""
 
     storage: "TensorStorage"
     layout: Layout
@@ -288,7 +288,7 @@ class LoadedRows:
         storage.ring.restored(ring.written, ring.end % ring.capacity)
 
     def _keep(self) -> None:
-        """Have what is stored come back if this process is killed. It is empty then, where that is too much to be kept."""
+        """Log the stored rows: a kill rolls back to them. If the log is too small, a kill leaves the storage empty."""
         storage, journal, stored = self.storage, self.storage.journal, self.storage.filled_rows
         if journal.fits(stored):
             journal.reserve(stored)
@@ -300,7 +300,7 @@ class LoadedRows:
             journal.cut()
 
     def abandon(self) -> None:
-        """Give back memory that was taken."""
+        """Release the reserved memory."""
         if self.rows is not None:
             self.storage.release_memory()
 
@@ -309,24 +309,16 @@ class LoadedRows:
 
 
 def state_of(storage: "TensorStorage") -> dict[str, Any]:
-    """A `state_dict`: copies of the filled rows."""
+    """A `state_dict`: copies of the filled rows on the CPU. A nested entry ("a", "b") has the key "a.b"."""
     if storage.rows is None or storage.layout is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
     layout, saved = storage.layout, saved_rows(storage)
-    leaves = [leaf.clone() for leaf in storage.rows.at(storage.filled_rows, slice(None))]
-    for path in layout.varied:
-        place = layout.places[path]
-        leaves[place] = torch.from_numpy(saved["columns"].arrays[place].copy())
-    content: Any = leaves
-    if layout.is_tensordict:
-        content = {}
-        for spec, leaf in zip(layout.leaves, leaves, strict=True):
-            node = content
-            for step in spec.path[:-1]:
-                node = node.setdefault(step, {})
-            node[spec.path[-1]] = leaf
-    elif isinstance(layout.root, Leaf):
-        content = leaves[0]
+    arrays = [array.copy() for array in saved["columns"].arrays]
+    content: Any = [as_tensor(array, leaf.dtype) for array, leaf in zip(arrays, layout.leaves, strict=True)]
+    if isinstance(layout.root, Leaf):
+        content = content[0]
+    elif layout.is_tensordict and _names(layout) is not None:
+        content = dict(zip(_names(layout) or [], content, strict=True))
     values = {"_values": torch.from_numpy(saved["values"].copy())} if layout.varied else {}
     described = {"_layout": saved["layout"], "_ring": saved["ring"], **values}
     return {"_storage": content, "initialized": True, "_len": len(storage), **described}
@@ -336,6 +328,8 @@ def restoring_state(storage: "TensorStorage", state: Any) -> Apply:
     """Check a `state_dict`, or that of torchrl; the returned function stores a copy of its rows."""
     where = f"the state_dict of a {type(storage).__name__}"
     fields = Fields(state, where)
+    if "initialized" not in fields or "_storage" not in fields:
+        raise CheckpointMismatch(f"{where}: it is the state of something else, it has no '_storage' or 'initialized'")
     if not fields.flag("initialized"):
         return storage.clear
     content = fields.any("_storage")
@@ -348,7 +342,9 @@ def restoring_state(storage: "TensorStorage", state: Any) -> Apply:
         return restoring_data(storage, data[:filled], {**ring, "written": filled, "end": filled % capacity})
     refuse_frames(storage)
     layout = layout_of(state["_layout"], where)
-    leaves = content if isinstance(content, list) else [_at(content, leaf.path) for leaf in layout.leaves]
+    leaves = content if isinstance(content, list) else [content]
+    if isinstance(content, dict):
+        leaves = [content.get(name) for name in _names(layout) or []]
     if [getattr(leaf, "dtype", None) for leaf in leaves] != [leaf.dtype for leaf in layout.leaves]:
         raise CheckpointCorrupt(f"{where}: the tensors in '_storage' are not those of the '_layout'")
     saved = {"layout": state["_layout"], "ring": fields.any("_ring")}
@@ -361,10 +357,10 @@ def restoring_state(storage: "TensorStorage", state: Any) -> Apply:
     return restoring_rows(storage, saved, EXACT)
 
 
-def _at(content: Any, path: Sequence[Any]) -> Any:
-    for step in path:
-        content = content.get(step) if isinstance(content, dict) else None
-    return content
+def _names(layout: Layout) -> list[str] | None:
+    """The keys of leaves in a `state_dict`; None where two leaves would have the same."""
+    names = [".".join(map(str, leaf.path)) for leaf in layout.leaves]
+    return names if len(set(names)) == len(names) else None
 
 
 def _opened(content: Any, ndim: int, where: str) -> Any:

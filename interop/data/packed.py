@@ -22,8 +22,8 @@ class PackedValues:
     """Byte strings by span. A span is two int64: the address, and the length shifted by two bits with the kind of value.
 
     Bytes are appended, never changed. A process appends to segments of its own, so that writers need no common position.
-    What no span names any more is given back by `reclaim`, a whole segment at a time. Callers hold a lock: methods that
-    append or reclaim are called while the lock of the storage is held.
+    `reclaim` frees segments that no span refers to, each as a whole. Callers hold the lock of the storage while they append
+    or reclaim.
 
     Args:
         folder: where segments are files that several processes map, also after it was renamed; None for memory of this
@@ -197,7 +197,7 @@ class PackedValues:
 
     @property
     def due(self) -> bool:
-        """Whether a quarter of what the last scan found in use was appended since: a scan costs O(1) a row then."""
+        """Whether to scan: a quarter of the bytes in use at the last scan were appended since. That is O(1) a row."""
         return self._appended > max(_LEAST, self._live // 4)
 
     def reclaim(self, spans: Iterable[np.ndarray]) -> np.ndarray:
@@ -241,7 +241,7 @@ class PackedValues:
         return np.isin(spans[..., 0] >> _OFFSET, segments) & (spans[..., 1] >> _KIND > 0)
 
     def again(self, spans: np.ndarray) -> np.ndarray:
-        """Append the bytes of spans, int64 [n, 2], once more; returns where they are now."""
+        """Append the bytes of spans, int64 [n, 2], once more; returns their new spans."""
         return self.append(b"".join(self.read(spans)), spans[:, 1] >> _KIND, spans[:, 1] & ((1 << _KIND) - 1))
 
     def move_to(self, folder: Path) -> None:
@@ -272,7 +272,7 @@ def _name(number: int) -> str:
 
 
 def encoded(values: Sequence[Any]) -> tuple[bytes, np.ndarray, int | list[int]]:
-    """Values as bytes one behind the other, the length of each, and the kinds. TypeError for what is of no such kind.
+    """Values as bytes one behind the other, the length of each, and the kinds. TypeError for other values.
 
     str, bytes, lists of int64, and None, bool, int, float, list and dict with text keys of all these but bytes.
     """
@@ -297,7 +297,7 @@ def encoded(values: Sequence[Any]) -> tuple[bytes, np.ndarray, int | list[int]]:
 
 
 def joined(rows: Sequence[memoryview]) -> tuple[bytes, np.ndarray, int]:
-    """The same of bytes that have no kind."""
+    """The same for bytes, which have no kind."""
     return b"".join(rows), _lengths(rows), 0
 
 

@@ -39,7 +39,7 @@ class Varied(Leaf):
     shape: tuple[int, ...] = ()
 
     def take(self, data: object, name: str) -> "Values":
-        """The values of data, which are to be packed. TypeError where data is of another kind than the entry."""
+        """The values of data, not packed yet. TypeError for data of another kind than the entry."""
         if self.dtype is None:
             if not _is_python(data):
                 raise TypeError(f"{name}: items hold text or other values here, got {type(data).__name__}")
@@ -79,7 +79,7 @@ class Varied(Leaf):
 
 
 class Values:
-    """Values of an entry that were not packed yet; has the shape and dtype of the spans that they will get."""
+    """Values of an entry before they are packed, with the shape and dtype of their later spans."""
 
     dtype = torch.int64
 
@@ -90,7 +90,7 @@ class Values:
         self._rows_of = rows_of
 
     def packed(self, into: PackedValues) -> Tensor:
-        """The spans. TypeError for a value of a kind that is not kept."""
+        """Append the values to packed memory; returns their spans. TypeError for a value of another kind."""
         values = self._values
         same = len(values) > 1 and all(value is values[0] for value in values)
         chosen = values[:1] if same else values
@@ -108,7 +108,7 @@ class Values:
 
 
 def described(data: object, dims: int, is_ragged: bool, name: str) -> tuple[Varied, tuple[int, ...]] | None:
-    """What varied entry data is, with `dims` leading dims, and the shape of an item's spans; None for other data."""
+    """The varied entry for data with `dims` leading dims, and the shape of an item's spans; None for other data."""
     if _is_python(data) and (dims or not isinstance(data, list)):
         if len(_shape_of(data)) < dims:
             raise TypeError(

@@ -24,7 +24,7 @@ from interop.storages import Storage, TensorStorage
 from interop.ted.flattening import Path, shown
 from interop.ted.hooks import trajectory_names
 
-_DESCRIPTION = "_description"
+_DESCRIPTION, _LARGEST_DESCRIPTION = "_description", 1 << 26
 _TIMES_SMALLER = 1 << 17  # a filter makes nothing smaller than that
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, RecursionError, OverflowError)
 _KINDS = "?bhilqBHILQefdFD"  # of plain numbers, by NumPy's letters
@@ -141,6 +141,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             with _faults_of(path):
                 found = _datasets(opened, path)
                 text = found.pop(_DESCRIPTION)
+                if text.nbytes > _LARGEST_DESCRIPTION:
+                    raise ValueError(f"a description of {text.nbytes} bytes")
                 description = parse_json(text[()].tobytes(), str(path))
                 parts: dict[Path, dict[str, Any]] = {}
                 for name, dataset in found.items():

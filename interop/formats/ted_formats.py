@@ -73,7 +73,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 
     def _flattened(self, storage: TensorStorage) -> Flattened | None:
         """The flat arrays of the stored rows; None where there are none."""
-        self._tell(self._flattening, storage)
+        self._set_ring(self._flattening, storage)
         return self._flattening.flattened(storage[:])[0] if len(storage) else None
 
     def _described(self, storage: TensorStorage) -> dict[str, Any]:
@@ -126,7 +126,10 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 
         try:
             for path, array in arrays.items():
-                if path not in dtypes or array.dtype != as_array(torch.empty(0, dtype=dtypes[path])).dtype:
+                if (
+                    path not in dtypes
+                    or array.dtype != as_array(torch.empty(0, dtype=dtypes[path], device="cpu")).dtype
+                ):
                     raise ValueError(f"the array {path} is none of the items, or of another dtype")
             if len(episodes) != 1 or episodes[0] not in arrays:
                 raise ValueError(f"there is no array {episodes}, which ends episodes")

@@ -1,7 +1,6 @@
-"""Folders that torchrl's `dumps` wrote: rows of tensor storages, the cursor, priorities and the state of transforms."""
+"""Folders that torchrl's `dumps` wrote: rows of tensor storages, the cursor and priorities."""
 
 import contextlib
-import io
 import math
 import os
 import re
@@ -27,7 +26,7 @@ from interop.storages import Storage, TensorStorage
 from interop.writers import Writer
 
 _SINGLE = "_-single-tensor-_"  # the name of a storage's only tensor
-_LARGEST_JSON, _LARGEST_STATE = 1 << 26, 1 << 30  # bytes
+_LARGEST_JSON = 1 << 26  # bytes
 _CLASS = re.compile(r"<class '([^']{1,500})'>")
 _TENSORDICT = re.compile(r"tensordict\.(_td|tensordict|_tensordict)\.TensorDict")
 _UNSAFE = frozenset('/<>:"|?*\\ %\x7f') | frozenset(map(chr, range(32)))  # are escaped in the names of files
@@ -101,11 +100,16 @@ class TorchrlDump:
                 "not read here: save without a checkpointer, dump each buffer of an ensemble by itself, or extend a buffer "
                 "that has a LazyTensorStorage with the items"
             )
+        if self._file("transform.t") is not None:
+            raise CheckpointMismatch(
+                f"{self._top / 'transform.t'}: the state of transforms is not read: move the file away, load the rest, and "
+                "give torch.load(file, weights_only=True) to the load_state_dict() of the transforms"
+            )
         return {
             "_batch_size": self._fields("buffer_metadata.json").any("batch_size"),
             "_sampler": self._sampler_state(sampler),
             "_writer": self._writer_state(writer),
-            "_transforms": self._transforms(),
+            "_transforms": {},
             "_rng": None,  # other numbers are drawn here
         }
 
@@ -169,19 +173,18 @@ class TorchrlDump:
             raise CheckpointCorrupt(f"{str(path)!r:.500}: is no plain file; links are not followed")
         return path
 
-    def _read(self, most: int, *names: str) -> bytes:
+    def _json(self, *names: str) -> Any:
         path = self._file(*names)
         if path is None:
             raise CheckpointCorrupt(f"{self._top.joinpath(*names)}: is missing")
         with _errors(path):
-            if path.stat().st_size > most:
-                raise CheckpointCorrupt(f"{path}: has {path.stat().st_size} bytes, {most} at most are read")
-            return path.read_bytes()
+            if path.stat().st_size > _LARGEST_JSON:
+                raise CheckpointCorrupt(f"{path}: has {path.stat().st_size} bytes, {_LARGEST_JSON} at most are read")
+            return parse_json(path.read_bytes(), str(path))
 
     def _fields(self, *names: str) -> Fields:
         """The entries of a JSON file."""
-        where = str(self._top.joinpath(*names))
-        return Fields(parse_json(self._read(_LARGEST_JSON, *names), where), where)
+        return Fields(self._json(*names), str(self._top.joinpath(*names)))
 
     def _tensor(self, *names: str, dtype: Any, shape: Any) -> _TensorFile:
         """A file of values, whose size is compared with this dtype and shape, as described. Without values it is missing."""
@@ -201,7 +204,7 @@ class TorchrlDump:
     def _entries(self, names: tuple[str, ...], path: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], _TensorFile]]:
         """The files of a saved tensordict or tensorclass, by path."""
         where = str(self._top.joinpath(*names, "meta.json"))
-        described = parse_json(self._read(_LARGEST_JSON, *names, "meta.json"), where)
+        described = self._json(*names, "meta.json")
         meta = Fields(described, where)
         kind = _CLASS.fullmatch(meta.text("_type"))
         if kind is None or len(names) > _MOST_DEEP:
@@ -309,29 +312,7 @@ class TorchrlDump:
                 f"RoundRobinWriter, not with a {type(writer).__name__}"
             )
         count = fields.any("write_count") if "write_count" in fields else None  # early versions: none
-        state = {"_cursor": fields.any("cursor"), "_write_count": count or 0}
-        if "generation_shape" in fields:
-            dtype, shape = fields.any("generation_dtype"), fields.any("generation_shape")
-            generations = self._tensor("writer", "generation.memmap", dtype=dtype, shape=shape).read()
-            state["_generation"] = generations + generations.dtype.type(1)  # a count of writes here
-        return state
-
-    def _transforms(self) -> dict[str, Any]:
-        """The `state_dict` of the transforms; {} where none has a state."""
-        name = "transform.t"
-        if self._file(name) is None:
-            return {}
-        content = io.BytesIO(self._read(_LARGEST_STATE, name))
-        try:
-            found = torch.load(content, map_location="cpu", weights_only=True)
-        except Exception as error:  # damage raises errors of many kinds
-            first = str(error).partition("\n")[0][:200]
-            raise CheckpointCorrupt(
-                f"{self._top / name}: damaged, or it holds more than tensors and plain values ({first})"
-            ) from error
-        if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-            raise CheckpointCorrupt(f"{self._top / name}: no state_dict")
-        return dict(found)
+        return {"_cursor": fields.any("cursor"), "_write_count": count or 0}
 
 
 def _layout(specs: Mapping[tuple[Any, ...], LeafSpec], like: Layout | None) -> Layout:

@@ -10,8 +10,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
-from interop.checkpoint.members import loading_dicts, loading_members, saved_members
-from interop.checkpoint.state import Entries, LoadOptions, Together, as_tensors
+from interop.checkpoint.state import Entries, LoadOptions, Together, as_tensors, loading_members, saved_members
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.members import of_kind, picked
@@ -174,8 +173,8 @@ class SamplerEnsemble(Sampler):
         return {**members, "_choice": as_tensors(self.settings())}
 
     def with_state_dict(self, given: Any, options: LoadOptions) -> Callable[[], None]:
-        rest, members = loading_dicts(self, given, self.members)
-        entries, puts = Entries(rest, self), [members]
+        entries = Entries(given, self)
+        puts = [member.restoring_dict(entries.any(str(place)), options) for place, member in enumerate(self.members)]
         if "_choice" in entries:
             puts.append(self.restoring_settings(entries.fields("_choice"), entries))
         entries.settle()

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from interop.checkpoint.members import loading_members, saved_members
-from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of
+from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of, loading_members, saved_members
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.numbers import whole

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
+from interop.checkpoint.checkpointers import CompressedListStorageCheckpointer
 from interop.checkpoint.layouts import check_values, node_of, saved_node
-from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer
 from interop.checkpoint.values import leaf_of, reading_errors, saved_leaf
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense
 from interop.storages.lists import ListStorage
@@ -188,6 +188,8 @@ class CompressedListStorage(ListStorage):
         if not isinstance(given, dict):
             raise TypeError(f"{where}: expected a dict, got {type(given).__name__}")
         fields = Fields(given, where)
+        if "_metadata" not in fields:
+            raise CheckpointMismatch(f"{where}: it is the state of something else, it has no '_metadata'")
         leaves = fields.items("_storage")
         held = zip(leaves, fields.items("_metadata", len(leaves)), strict=True)
         rest = {name: value for name, value in given.items() if name != "_metadata"}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
-from interop.checkpoint.list_checkpointers import ListStorageCheckpointer
+from interop.checkpoint.checkpointers import ListStorageCheckpointer
 from interop.checkpoint.plain_values import opened, plain
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.checkpoint.values import load_items, save_items
@@ -243,8 +243,10 @@ class ListStorage(Storage):
         if not isinstance(given, dict):
             raise TypeError(f"{where}: expected a dict, got {type(given).__name__}")
         fields = Fields(given, where)
-        if "_metadata" in fields:
-            raise CheckpointMismatch(f"{where}: '_metadata' is what a CompressedListStorage has, and no other")
+        if "_metadata" in fields or not isinstance(given.get("_storage"), list):
+            raise CheckpointMismatch(
+                f"{where}: it is the state of something else, it has '_metadata' or no list '_storage'"
+            )
         held = [opened(each, f"{where}, item {place}") for place, each in enumerate(fields.items("_storage"))]
         items = self._loaded(held, where)
         if "_ring" not in fields:

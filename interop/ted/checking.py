@@ -1,4 +1,4 @@
-"""Whether a tensordict is in the TorchRL episode data format, and every rule that it does not keep."""
+"""Checks that a tensordict has the TorchRL episode data format (TED), and lists every violated rule."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -18,12 +18,12 @@ _OBSERVATIONS = ("observation", "obs", "pixels", "state")
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """One rule of the format that data does not keep."""
+    """A rule of the format that data violates."""
 
     key: Path
     """The entry."""
     row: tuple[int, ...] | None
-    """The first row where it does not, along the batch dims; None for the entry as a whole."""
+    """The first row that violates it, along the batch dims; None for the entry as a whole."""
     what: str
     """What is wrong."""
     remedy: str
@@ -35,7 +35,7 @@ class Violation:
 
 
 class TEDError(ValueError):
-    """Data is not TED data. The text has a line for each rule that it does not keep."""
+    """Data is not TED data. The text has a line for each violated rule."""
 
     violations: tuple[Violation, ...]
     """The same, one by one."""
@@ -57,11 +57,11 @@ def check_ted(
     auto_reset: bool = True,
     strict: bool = False,
 ) -> None:
-    """`TEDError` with every rule that data in the TorchRL episode data format should keep and does not.
+    """Raise a `TEDError` that lists every rule of the TorchRL episode data format that data violates.
 
-    The root has what was known before a step, "next" what came of it: the same observations, rewards, and done flags with
-    done = terminated | truncated. Within a trajectory the observations of "next" are, bit for bit, those of the root a time
-    later. One pass over the data, a piece at a time.
+    The root has the entries from before a step, "next" those from after it: the same observations, rewards, and done flags
+    with done = terminated | truncated. Within a trajectory the observations of "next" equal those of the next row of the
+    root, bit for bit. One pass over the data, a piece at a time.
 
     Args:
         data: [*batch, time]. The last time of each batch row ends a trajectory: rows of a ring must be in order.

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
-from interop.checkpoint.members import loading_members, saved_members
-from interop.checkpoint.state import Entries, LoadOptions
+from interop.checkpoint.state import Entries, LoadOptions, loading_members, saved_members
 from interop.data.members import of_kind, picked
 from interop.storages import Storage
 from interop.writers.writer import Writer

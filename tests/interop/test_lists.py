@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from interop import (
     CompressedListStorage,
@@ -20,7 +20,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.interop.rows import Pair, check_same, flat_td, nested_td, plain_tensor, refused
+from tests.interop.rows import Pair, check_same, flat_td, plain_tensor, refused
 
 KINDS = [ListStorage, LazyStackStorage, CompressedListStorage]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -175,25 +175,6 @@ def test_workers_are_refused(kind):
         multiprocessing.get_context("spawn").Process(target=print, args=(buffer,)).start()
 
 
-@each_kind
-def test_another_default_device_makes_no_difference(kind):
-    item, batch = nested_td([1])[0], nested_td([2, 3])
-    with torch.device("meta"):
-        buffer = TensorDictReplayBuffer(storage=kind(3), batch_size=5)
-        buffer.add(item)
-        buffer.extend(batch)
-        got = buffer.sample()
-    check_same(got["obs"][:, 0], got["index"].double() + 1)
-    check_same(buffer[0].exclude("index"), item)
-
-
-@each_kind
-def test_the_representation_shows_the_first_item(kind):
-    assert repr(kind(3)) == f"{kind.__name__}()"
-    shown = repr(filled(kind, [1, 2]).storage)
-    assert shown.startswith(f"{kind.__name__}(items=[TensorDict(") and shown.count("TensorDict(") == 1
-
-
 # ------------------------------------------------------------------ any objects
 
 
@@ -271,20 +252,6 @@ def test_unlike_tensordicts_are_stacked_lazily_and_can_be_edited_freely():
     for item, wanted in zip(buffer.storage, unlike_items(), strict=True):
         assert set(item.keys()) == {"a", "index"}
         check_same(item.exclude("index"), wanted)
-
-
-@pytest.mark.parametrize("collate", [as_they_are, lambda items: items[0], lambda items: lazy_stack(items)])
-def test_an_item_that_is_handed_on_gets_no_keys(collate):
-    buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=ListStorage(5), collate_fn=collate, batch_size=1
-    )
-    buffer.extend(flat_td([1, 2]))
-    if collate is as_they_are:
-        with pytest.raises(RuntimeError, match="non-tensordict"):
-            buffer.sample()
-    else:
-        buffer.sample()["obs"].zero_()
-    assert all(set(item.keys()) == {"obs", "done", "index"} and item["obs"].all() for item in buffer.storage)
 
 
 def test_items_are_moved_to_a_device_only_when_asked():

@@ -49,15 +49,10 @@ def test_groups_are_the_trajectories(tmp_path: Path, count: int, lanes: tuple[in
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"compression": "gzip", "compression_opts": 9},
-        (("compression", "lzf"), ("shuffle", True), ("fletcher32", True)),
-        {"compression": "gzip", "chunks": True},
-    ],
+    [{"compression": "gzip", "chunks": True}, (("compression", "lzf"), ("shuffle", True), ("fletcher32", True))],
 )
-@pytest.mark.parametrize("count", [3, 8])
-def test_compressed(tmp_path: Path, options: Any, count: int) -> None:
-    buffer = extended(buffer_of(H5StorageCheckpointer(h5_kwargs=options), (2,)), steps(count, (2,)))
+def test_compressed(tmp_path: Path, options: Any) -> None:
+    buffer = extended(buffer_of(H5StorageCheckpointer(h5_kwargs=options), (2,)), steps(8, (2,)))
     other = buffer_of(H5StorageCheckpointer(), (2,))
     buffer.dumps(tmp_path / "saved")
     other.loads(tmp_path / "saved")
@@ -122,7 +117,7 @@ def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- a file by itself
 
 
-@pytest.mark.parametrize(("count", "lanes"), [(3, ()), (5, (2,)), (8, (2,)), (10, ())])
+@pytest.mark.parametrize(("count", "lanes"), [(3, ()), (8, (2,)), (10, ())])
 def test_a_file_by_itself(tmp_path: Path, count: int, lanes: tuple[int, ...]) -> None:
     buffer, path = alone(tmp_path, lanes, count)
     for storage in (LazyTensorStorage, LazyMemmapStorage):
@@ -148,7 +143,7 @@ def test_files_that_were_cut(tmp_path: Path) -> None:
     whole = path.read_bytes()
     target = extended(buffer_of(H5StorageCheckpointer()), steps(3))
     before = state(target)
-    for size in [0, 1, 7, 8, 40, 95, 96, 200, len(whole) // 2, len(whole) - 1]:
+    for size in [0, 8, 96, len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:size])
         with pytest.raises(CheckpointCorrupt, match=r"rows\.h5"):
             target.storage.loads(path)
@@ -196,9 +191,7 @@ HOSTILE = {
     "an external link": linked(
         "traj_0/obs", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "rows")
     ),
-    "an external group": linked("traj_0", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "/")),
     "a soft link": linked("traj_0/obs", lambda opened, folder: h5py.SoftLink("/traj_0/next")),
-    "a dataset twice": linked("traj_0/again", lambda opened, folder: opened["traj_0/obs"]),
     "a virtual dataset": virtual,
     "data in another file": lambda opened, folder: replaced(
         "traj_0/obs", shape=opened["traj_0/obs"].shape, dtype=np.float32, external=[(str(folder / "secret.bin"), 0, 48)]
@@ -210,7 +203,6 @@ HOSTILE = {
     )(opened),
     "a row of any size": lambda opened, folder: huge(opened),
     "another dtype": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), np.float64))(opened),
-    "the other byte order": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), ">f4"))(opened),
     "no done": lambda opened, folder: opened.__delitem__("traj_0/done"),
     "a group less": lambda opened, folder: opened.__delitem__("traj_1"),
     "no description": lambda opened, folder: opened.__delitem__("_description"),

@@ -62,7 +62,7 @@ def test_entries_that_do_not_agree_are_refused():
         target = filled(kind, ["a"])
         before = fingerprint(target)
         for name in saved:
-            for wrong in (..., None, -1, 2**63, "x", 1.5, [], {}, np.zeros(3), np.array([9]), True):
+            for wrong in (..., None, -1, 2**63, "x", [], np.array([9]), True):
                 edited = {key: each for key, each in saved.items() if key != name}
                 if wrong is not ...:
                     edited[name] = wrong

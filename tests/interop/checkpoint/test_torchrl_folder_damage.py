@@ -1,6 +1,5 @@
 """Folders in torchrl's layout that are damaged, or made to harm: a typed error, nothing run, nothing written or lost."""
 
-import io
 import os
 import pickle
 import shutil
@@ -9,18 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import interop as rl
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from tests.interop.checkpoint.torchrl_dumps_read import FOLDER, TARGETS, Victim, edit, load
 
-SOME = ("uniform", "pytree", "priorities")
-MORE = ("two_dims", "tensorclass_below", "one_tensor", "generations", "transforms", "memmap")
-OTHER_JSON = (
-    *("{}", "[]", "null", "3", '"x"', "[" * 100_000, '{"len": 1e999}', '{"a": NaN}', '{"shape": [8], "shape": [8]}'),
-    *('{"_type": "<class \'os.system\'>"}', '{"cursor": -1}', '{"cursor": 70000000000000000000000, "len": true}'),
-)
+SOME = ("pytree", "priorities")
+MORE = ("uniform", "two_dims", "tensorclass_below")
+OTHER_JSON = ("{}", "[" * 100_000, '{"a": NaN}', '{"shape": [8], "shape": [8]}', '{"_type": "<class \'os.system\'>"}')
 UNUSED = ("prefetch.pkl", "rng_state")
 
 
@@ -29,7 +24,6 @@ def damages(file: Path) -> Any:
     raw = file.read_bytes()
     yield "deleted", file.unlink
     yield "emptied", lambda: file.write_bytes(b"")
-    yield "halved", lambda: file.write_bytes(raw[: len(raw) // 2])
     yield "shorter by one", lambda: file.write_bytes(raw[:-1])
     yield "extended", lambda: file.write_bytes(raw + bytes(64))
     if file.suffix == ".json":
@@ -59,8 +53,7 @@ def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
                     error,
                 )
             victim.restore(file)
-    allowed = {("transform.t", "extended")}  # behind whose end there may be more
-    assert not {*silent} - allowed
+    assert not silent
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -125,25 +118,10 @@ def test_pickled_entries_are_refused(dump, name, tmp_path, canary):
         load(buffer, folder)
 
 
-def test_files_of_torch_hold_no_code(tmp_path, canary):
-    victim = Victim("transforms", tmp_path)
-    for payload in (pickle.dumps(Canary(canary)), _saved(Canary(canary)), _saved({"loc": Canary(canary)})):
-        (victim.folder / "transform.t").write_bytes(payload)
-        assert isinstance(victim.attacked("code"), CheckpointCorrupt)
-
-
-def _saved(value: Any) -> bytes:
-    out = io.BytesIO()
-    torch.save(value, out)
-    return out.getvalue()
-
-
 # ---------------------------------------------------------------------- paths and sizes
 
 
-@pytest.mark.parametrize(
-    "key", ["../outside", "/etc/passwd", "..", ".", "", "a/../../outside", "x\0y", "\ud800", "n" * 400]
-)
+@pytest.mark.parametrize("key", ["../outside", "/etc/passwd", "..", "a/../../outside", "x\0y", "\ud800", "n" * 400])
 def test_names_do_not_lead_out_of_the_folder(key, tmp_path):
     (tmp_path / "outside.memmap").write_bytes(bytes(64))
     described = {"device": "cpu", "shape": [8], "dtype": "torch.int64", "is_nested": False}
@@ -169,10 +147,9 @@ SUMS, LEAST = "sampler/sumtree.memmap", "sampler/mintree.memmap"
 @pytest.mark.parametrize(
     ("name", "file", "dtype", "place", "value"),
     [
-        *(("priorities", SUMS, np.float64, 0, value) for value in (np.nan, np.inf, -1, 5)),
+        *(("priorities", SUMS, np.float64, 0, value) for value in (np.nan, 5)),
         ("priorities", LEAST, np.float64, 0, 5),
         ("priorities", LEAST, np.float64, 7, np.nan),
-        ("generations", "writer/generation.memmap", np.int64, 0, -2),
         ("plain", "storage/next/done.memmap", np.uint8, 0, 2),
     ],
 )
@@ -204,13 +181,3 @@ def test_entries_that_cannot_be_are_refused(name, file, key, values, tmp_path):
     for value in values:
         edit(victim.folder / file, lambda found, value=value: {**found, key: value})
         assert victim.attacked(f"{key} {value}") is not None
-
-
-def test_early_versions_without_some_entries_are_read(tmp_path):
-    victim = Victim("plain", tmp_path)
-    edit(victim.folder / "writer/metadata.json", lambda found: {"cursor": found["cursor"]})
-    edit(victim.folder / "buffer_metadata.json", lambda found: {"batch_size": found["batch_size"]})
-    (victim.folder / "prefetch.pkl").unlink()
-    buffer = TARGETS["plain"]()
-    load(buffer, victim.folder)
-    assert len(buffer) == 5 and buffer._writer._cursor == 5

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, tensorclass
-from torch import nn
 
 import interop as rl
 from fbuf.checkpoint import CheckpointError
@@ -28,21 +27,6 @@ EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
 class Step:
     obs: torch.Tensor
     reward: torch.Tensor
-
-
-class Scaling(nn.Module):
-    """A transform with the state of torchrl's RewardScaling."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("standard_normal", torch.tensor(False))
-        self.register_buffer("loc", torch.zeros(()))
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, data: Any) -> Any:
-        return data
-
-    inv = forward
 
 
 def _td(**given: Any) -> rl.ReplayBuffer:
@@ -104,9 +88,7 @@ TARGETS: dict[str, Callable[[], Any]] = {
     "one_tensor": _plain,
     "epoch": _plain,
     "consuming": _plain,
-    "generations": lambda: _td(writer=rl.TensorDictRoundRobinWriter(track_generations=True)),
     "read_only": _read_only,
-    "transforms": lambda: _td(transform=Scaling()),
     "priorities": lambda: _prioritized(0.6, 0.4),
     "priorities_double": lambda: _prioritized(1.1, 1.0, 1e-6, torch.float64),
     "priorities_without_alpha": lambda: _prioritized(0.0, 1.0),

@@ -158,13 +158,3 @@ def test_rows_that_are_not_dense_and_entries_without_bytes() -> None:
     out["obs"] = held[..., 0]
     Flat2TED()(flat, out=out)
     assert torch.equal(bits(held[..., 0]), bits(data["obs"].contiguous())) and not held[..., 1].any()
-
-
-@pytest.mark.parametrize(("count", "names"), [(1, "0"), (11, ["00", "01", "10"])])
-def test_parts_share_memory_and_are_numbered(count: int, names: str) -> None:
-    written = write(count, (), count, {(step, 0) for step in range(count)}, observations={"obs": ((), torch.float32)})
-    nested = written.told(TED2Nested())(written.data)
-    split = written.told(H5Split())(nested)
-    assert len([key for key in split.keys() if key.startswith("traj")]) == count  # noqa: SIM118
-    assert {f"traj_{name}" for name in names} <= set(split.keys())
-    assert split[f"traj_{names[0]}", "obs"].data_ptr() == nested["obs"].data_ptr()
