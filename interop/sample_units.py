@@ -1,4 +1,4 @@
-"""What a drawn item becomes in a batch: itself, or the rows around it."""
+"""Sample units: a batch has each drawn item itself, or the rows around it."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from interop.data.class_names import class_of
+from interop.data.keys import checked_key
 from interop.data.numbers import whole
 from interop.storages import Storage, columns
 
@@ -15,17 +16,16 @@ _BOUNDARIES = ("pad", "stop", "include_reset")
 
 
 class SampleUnit(ABC):
-    """Expands the items that a sampler draws, the anchors, into those that a batch is made of."""
+    """Expands the items that a sampler draws, the anchors, into the items of a batch."""
 
     @abstractmethod
     def expand(self, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
-        """The index of the batch and its info; called while the lock of the storage is held.
+        """The index of the batch and its info. The lock of the storage is held.
 
         Args:
             index: of the anchors, int64 [anchors], or a tuple of coordinates for a storage of several item dims.
-            info: that of the anchors. Entries that have one value an anchor are to be brought in line with
-                the new index.
-            storage: only to be read.
+            info: of the anchors. Entries with one value an anchor need one value for each item of the new index.
+            storage: to read from.
         """
 
 
@@ -40,30 +40,30 @@ class Transition(SampleUnit):
 
 
 class Sequence(SampleUnit):
-    """Each anchor as a window of rows in time: `burn_in` before it, `length` from it on, `bootstrap` behind these.
+    """A window of rows in time for each anchor: `burn_in` rows before it, `length` from it on, `bootstrap` after these.
 
-    Batches are flat, one window after the other; the info, and a tensordict sample, says of each row:
+    Batches are flat, one window after the other. The info, and a tensordict sample, has for each row:
 
     - "sequence_id": the number of its window in the batch; "step_in_sequence": its place in the window.
     - "learning_mask": whether it is one of the `length` rows.
-    - "validity_mask": whether it is a row of its own; false for one that repeats the last row before a boundary.
-    - "anchor_index": the anchor that was drawn, which `update_tensordict_priority` gives the highest priority among the
-      valid rows of its windows.
+    - "validity_mask": False for a row that repeats the last row before a boundary.
+    - "anchor_index": the drawn anchor. `update_tensordict_priority` gives it the highest priority among the valid rows of
+      its windows.
 
-    What else the sampler says of an anchor is repeated for each row. Windows go around the end of a full ring, and never
-    across its newest row or into rows that were not written. Only the ends of the rows around the anchors are read:
+    Other entries of the info of an anchor are repeated for each row. Windows go around the end of a full ring, and never
+    across the cursor or into rows that were not written. A draw reads the ends of the rows around the anchors:
     O(batch * window * dilation).
 
     Args:
         length: rows from the anchor on.
-        episode_boundary: "pad" repeats the last row of the episode; "stop" has the window begin earlier, so that it ends
-            with the episode, and pads where the episode is too short; "include_reset" goes on into the next episode.
-            Rows before the anchor are never of another episode, except with "include_reset".
+        episode_boundary: "pad" repeats the last row of the episode. "stop" moves the window back so that it ends with the
+            episode, and pads where the episode is too short. "include_reset" continues with the next episode. Only then
+            are rows before the anchor of another episode.
         done_key: the entry that is true for the last row of an episode, one value an item; KeyError at the draw where it
             is not stored. None for one long episode.
         burn_in: rows before the anchor.
         bootstrap: rows after the `length` rows.
-        dilation: every how many stored rows one is taken.
+        dilation: the distance of the rows of a window in the storage.
     """
 
     def __init__(
@@ -77,12 +77,9 @@ class Sequence(SampleUnit):
     ) -> None:
         if episode_boundary not in _BOUNDARIES:
             raise ValueError(f"episode_boundary must be one of {', '.join(_BOUNDARIES)}, got {episode_boundary!r}")
-        steps = done_key if isinstance(done_key, tuple) else (done_key,)
-        if done_key is not None and not (steps and all(isinstance(step, str) for step in steps)):
-            raise TypeError(f"done_key must be a name, a tuple of names or None, got {done_key!r}")
         self.length = whole("length", length)
         self.episode_boundary = episode_boundary
-        self.done_key = done_key
+        self.done_key = checked_key("done_key", done_key)
         self.burn_in = whole("burn_in", burn_in, least=0)
         self.bootstrap = whole("bootstrap", bootstrap, least=0)
         self.dilation = whole("dilation", dilation)
@@ -91,27 +88,24 @@ class Sequence(SampleUnit):
         anchors = _coordinates(index, storage)
         rows, count = anchors[0], anchors[0].size
         steps = np.arange(-self.burn_in, self.length + self.bootstrap)
-        filled = storage.filled_rows
         before, after = self._room(anchors, storage)
         offsets = np.broadcast_to(steps * self.dilation, (count, steps.size))
         if self.episode_boundary == "stop":
             offsets = offsets - np.minimum(np.maximum(steps[-1] * self.dilation - after, 0), before)[:, None]
         inside = np.clip(offsets, -before[:, None], after[:, None])
-        found = (rows[:, None] + inside) % filled
-        each = steps.size
-        new: dict[Any, Any] = {key: _repeated(value, count, each) for key, value in info.items()}
-        drawn = np.stack(anchors, -1) if len(anchors) > 1 else rows
-        own = {
+        found, each = (rows[:, None] + inside) % storage.filled_rows, steps.size
+        entries = {
             "sequence_id": np.repeat(np.arange(count), each),
             "step_in_sequence": np.tile(np.arange(each), count),
             "learning_mask": np.tile((steps >= 0) & (steps < self.length), count),
             "validity_mask": (inside == offsets).reshape(-1),
-            "anchor_index": np.repeat(drawn, each, 0),
+            "anchor_index": np.repeat(np.stack(anchors, -1) if len(anchors) > 1 else rows, each, 0),
         }
-        new.update((key, torch.from_numpy(value)) for key, value in own.items())
-        places = (found.reshape(-1), *(np.repeat(lane, each) for lane in anchors[1:]))
-        named = tuple(torch.from_numpy(place) for place in places)
-        new["index"] = named if len(named) > 1 else named[0]
+        new: dict[Any, Any] = {key: _repeated(value, count, each) for key, value in info.items()}
+        new |= {key: torch.from_numpy(value) for key, value in entries.items()}
+        lanes = (torch.from_numpy(np.repeat(lane, each)) for lane in anchors[1:])
+        places = torch.from_numpy(found.reshape(-1)), *lanes
+        new["index"] = places if len(anchors) > 1 else places[0]
         return new["index"], new
 
     def _room(self, anchors: tuple[np.ndarray, ...], storage: Storage) -> tuple[np.ndarray, np.ndarray]:
@@ -141,14 +135,14 @@ class Sequence(SampleUnit):
 
 
 def expanding(given: Any) -> SampleUnit | None:
-    """A sample unit that does something; None for one that does not. TypeError for what is none."""
+    """The sample unit, or None for a `Transition` and None. TypeError for anything else."""
     if given is not None and not isinstance(given, SampleUnit):
         raise TypeError(f"sample_unit must be a SampleUnit, got {class_of(given)}")
     return None if type(given) is Transition else given
 
 
 def expanded(unit: SampleUnit | None, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
-    """The index of a batch and its info, with "index", for the index and the info of anchors."""
+    """The index and the info, with "index", of a batch of these anchors."""
     if unit is not None:
         index, info = unit.expand(index, info, storage)
     info["index"] = index
@@ -156,12 +150,9 @@ def expanded(unit: SampleUnit | None, index: Any, info: dict[Any, Any], storage:
 
 
 def of_anchors(anchors: Tensor, valid: Tensor | None, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Different anchors, [n] or [n, ndim], each with the highest value among its valid rows.
+    """The different anchors, [n] or [n, ndim], and the highest value, [n], among the valid rows of each.
 
-    Args:
-        anchors: of each row, [rows] or [rows, ndim].
-        valid: which rows count, [rows]; all by default.
-        values: of each row, [rows].
+    Anchors [rows] or [rows, ndim], valid flags [rows] (None: all True) and values [rows] are those of the rows.
     """
     if valid is not None:
         anchors, values = anchors[valid], values[valid]
@@ -171,10 +162,8 @@ def of_anchors(anchors: Tensor, valid: Tensor | None, values: Tensor) -> tuple[T
 
 
 def _until(ended: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """The room up to the first that has ended of each row."""
-    if not ended.shape[1]:
-        return room
-    return np.where(ended.any(1), np.minimum(room, ended.argmax(1)), room)
+    """The room of each row up to its first True in `ended`."""
+    return np.where(ended.any(1), np.minimum(room, ended.argmax(1)), room) if ended.shape[1] else room
 
 
 def _coordinates(index: Any, storage: Storage) -> tuple[np.ndarray, ...]:
@@ -188,8 +177,6 @@ def _coordinates(index: Any, storage: Storage) -> tuple[np.ndarray, ...]:
 
 def _repeated(value: Any, count: int, each: int) -> Any:
     """An entry of the info with every value `each` times, if it has one for each of `count` anchors."""
-    if isinstance(value, Tensor) and value.ndim and value.shape[0] == count:
-        return value.repeat_interleave(each, 0)
-    if isinstance(value, np.ndarray) and value.ndim and value.shape[0] == count:
-        return np.repeat(value, each, 0)
-    return value
+    if not isinstance(value, Tensor | np.ndarray) or value.ndim == 0 or value.shape[0] != count:
+        return value
+    return value.repeat_interleave(each, 0) if isinstance(value, Tensor) else np.repeat(value, each, 0)

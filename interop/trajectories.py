@@ -19,17 +19,17 @@ def find_start_stop_traj(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The first and the last row of each trajectory, [n, 1 + batch dims], and its length, [n], on the device of the input.
 
-    A row is given by its time, followed by the coordinates of its batch column; columns come one after the other, the
-    trajectories of each by their last row. One that runs on from the last row into the first has start > stop. A column of
-    a full storage without any end is one trajectory, from the first row to the last. O(rows).
+    A row is its time and the coordinates of its batch column. Columns come one after the other, the trajectories of a
+    column in the order of their last rows. A trajectory that continues from the last row to the first has start > stop. A
+    column of a full storage without any end is one trajectory, from the first row to the last. O(rows).
 
     Args:
-        trajectory: ids [time, *batch] in the order of storage; a trajectory ends where the next row has another one.
+        trajectory: ids [time, *batch] in the order of the storage; a trajectory ends where the next row has another id.
         end: instead of it, whether a trajectory ends with a row, [time, *batch].
-        at_capacity: whether the storage is full, so that the last row is followed by the first. Otherwise the last row
-            ends a trajectory.
-        cursor: the row that was written last, or the rows, of which the last counts. In a full storage it ends a
-            trajectory: what followed it was overwritten.
+        at_capacity: whether the storage is full: the first row follows the last one. Otherwise the last row ends a
+            trajectory.
+        cursor: the row that was written last, or several, of which the last counts. In a full storage it ends a
+            trajectory, since the rows after it were overwritten.
         device: where to compute.
 
     Raises: TypeError unless one of `trajectory` and `end` is given, and for an `end` that is not bool or integer;
@@ -57,7 +57,7 @@ def find_start_stop_traj(
     before, first = stop.roll(1), column != column.roll(1)
     first[0] = True
     last = first.roll(-1)
-    before[first] = stop[last]  # what the first trajectory of a column follows is its last one
+    before[first] = stop[last]  # the first trajectory of a column follows its last one
     start = (before + 1) % rows
     lengths = (stop - start) % rows + 1
     places = torch.unravel_index(column, batch) if len(batch) else ()

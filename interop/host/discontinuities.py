@@ -6,33 +6,32 @@ import numpy as np
 
 
 class Discontinuities:
-    """Rows that do not continue the row before them, other than the cursor, where one always is.
+    """Rows that do not continue the row before them, other than the cursor, which never does.
 
-    A write at the cursor continues the last write. A write that begins elsewhere leaves a discontinuity before its first
-    row and, until something is written behind it, after its last row; a write that begins where an earlier one ended
-    continues that one. A discontinuity is gone when the rows on both sides of it are written by one call.
+    A write at the cursor continues the last write. A write elsewhere leaves a discontinuity at its first row and, until a
+    write behind it, after its last row; a write that begins where an earlier one ended continues that one. One call that
+    writes the rows on both sides of a discontinuity removes it.
     """
 
     def __init__(self) -> None:
         self._rows: set[int] = set()
-        self._ends: set[int] = set()  # of these, behind the last row of a write
-        self._closed: set[int] = set()  # the cursor, where the row before it is no end of a write
+        self._ends: set[int] = set()  # of these, the rows behind the last row of a write
+        self._closed: set[int] = set()  # the cursor, where the row before it does not end a write
         self._counts: tuple[int, int] | None = None  # before the last write
-        self._undo: list[tuple[set[int], bool, int]] = []  # what it changed: the set, whether added, the row
+        self._undo: list[tuple[set[int], bool, int]] = []  # its changes: the set, whether added, the row
 
     def __bool__(self) -> bool:
-        """Whether a write at the cursor can change anything: there are some, or were before one that may be rolled back."""
+        """Whether a write at the cursor can change a discontinuity, or one that a roll back brings back."""
         return bool(self._rows or self._undo or self._closed)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._rows)
 
     def write(self, start: int, count: int, cursor: int, capacity: int, counts: tuple[int, int]) -> bool:
-        """Rows come from `start` on around the ring; none: the cursor moves there. O(the smaller of rows and sets).
+        """Note a write of `count` rows from `start` on; of no rows: a move of the cursor. Whether it continues a write.
 
-        Whether they continue the row before them.
-
-        `counts` identify the state of the ring before the write; several calls with the same are parts of one write.
+        `counts` identify the state of the ring before the write; calls with equal counts are parts of one write. O(the
+        smaller of rows and sets).
         """
         if self._counts != counts:
             self._counts, self._undo = counts, []
@@ -54,7 +53,7 @@ class Discontinuities:
         return continues
 
     def move(self, start: int, stop: int, by: int) -> None:
-        """Rows from `stop` on move; those from `start` to there are gone."""
+        """Note that the rows from `stop` on move, and those from `start` to `stop` are removed."""
         for held in (self._rows, self._ends, self._closed):
             moved = [row + by if row >= max(stop, start + 1) else row for row in held if not start < row < stop]
             held.clear()
@@ -68,7 +67,7 @@ class Discontinuities:
                 self._undo.append((held, add, row))
 
     def settle(self, counts: tuple[int, int]) -> None:
-        """Be as before the last write where that was rolled back."""
+        """Undo the last write if it was rolled back to these counts."""
         if self._counts == counts:
             undo, self._counts = self._undo, None
             for held, added, row in reversed(undo):
@@ -76,7 +75,7 @@ class Discontinuities:
 
 
 def pieces(rows: np.ndarray, capacity: int) -> list[tuple[int, int]]:
-    """Rows, in the order of a write, as runs around the ring: the first row and the number of each."""
+    """The runs around the ring of rows in the order of a write: the first row and the number of rows of each."""
     rows = rows[np.diff(rows, prepend=-1) != 0]
     first = (
         np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) % capacity != 1) if capacity > 1 else np.arange(rows.size)

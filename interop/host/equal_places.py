@@ -1,4 +1,4 @@
-"""Writes in which several values go to one place: the last stays."""
+"""Writes with repeated slots: the last value stays."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from interop.data.index import flat_slots
 
 
 def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """The different slots that a resolved index names, which of its places is the last of each, and the lanes in them.
+    """The different slots of a resolved index, the place of the last occurrence of each, and the lanes of these slots.
 
-    An index of rows alone has slots that are rows, without lanes.
+    The slots of an index of rows alone are rows, without lanes.
     """
     lanes = lanes if isinstance(index, tuple) else ()
     named = flat_slots(index, lanes).reshape(-1)
@@ -23,11 +23,11 @@ def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.nd
 
 
 def coordinates(slots: np.ndarray, rows: int, lanes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Flat slots as places in so many rows of lanes."""
+    """Flat slots as coordinates in `rows` rows of lanes."""
     return np.unravel_index(slots, (rows, *lanes))
 
 
 def chosen_items(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tensor:
-    """The items of a leaf at places, which count over all dims before those of an item."""
+    """The items of a leaf at flat places over all dims before those of an item."""
     count = math.prod(leaf.shape[: leaf.ndim - len(item)])
     return leaf.reshape(count, *item).index_select(0, torch.from_numpy(places).to(leaf.device))

@@ -14,14 +14,14 @@ _KEPT = 8  # shapes of batches
 
 
 class Runs:
-    """Reads runs of the rows of some leaves.
+    """Reads runs of rows.
 
-    A window of a leaf is an array over its memory whose items are as many rows as a run has, one beginning at each row: to
-    index it copies whole runs, where a gather copies row by row.
+    A window of a leaf is an array over its memory whose item i is the run that begins at row i. Indexing it copies whole
+    runs, where a gather copies row by row.
     """
 
     def __init__(self, items: Sequence[LeafRows], lanes: tuple[int, ...], paging: Paging | None) -> None:
-        """`items` are the leaves by flat slot, as `TorchRows` has them; `paging` reads where the disk is needed."""
+        """`items` are the leaves by flat slot; `paging` reads rows that are on disk."""
         self._items = items
         self._lanes = lanes
         self._paging = paging
@@ -48,7 +48,7 @@ class Runs:
         return found
 
     def one(self, place: int, begins: np.ndarray, length: int, slots: np.ndarray) -> np.ndarray:
-        """The same copies of one leaf as an array."""
+        """The copy of one leaf, as an array."""
         window = self._of(len(begins), length)[place]
         if window is None:
             found: np.ndarray = self._items[place].take(slots, 0, None, "clip")
@@ -57,7 +57,7 @@ class Runs:
         return np.ndarray(shape, dtype, memory[begins])
 
     def _of(self, count: int, length: int) -> list[Any]:
-        """For each leaf its window, and shape and dtype of so many runs; None where there is none, or torch is faster."""
+        """The window of each leaf, and shape and dtype of `count` runs; None where it has none, or torch is faster."""
         windows = self._windows.get((count, length))
         if windows is None:
             windows = [None if self._lanes else _window(each, count, length) for each in self._items]

@@ -1,4 +1,4 @@
-"""Items that are gone once they were drawn often enough."""
+"""Uniform draws of items, each of which is drawn a limited number of times."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +25,12 @@ _ONE_PROCESS = (
 
 
 class ConsumingSampler(Sampler):
-    """Uniform draws without repetition within a batch; an item is not drawn any more after `max_sample_count` of them.
+    """Uniform draws without repetition within a batch; an item is consumed after `max_sample_count` draws.
 
-    A batch is shorter where less is left; where nothing is, RuntimeError. The length of the buffer is the number of items
-    that are left. New items take the slots of consumed ones first, then those that the cursor comes to. Iterating over the
-    buffer ends with the last item. Needs a storage with one item dim and a `RoundRobinWriter`, and no prefetching. What
-    was consumed is known in one process only: the buffer is not given to workers. O(batch).
+    A batch is shorter where fewer items are left; RuntimeError where none is. The length of the buffer is the number of
+    items that are left, and iterating over it ends with the last one. New items take the slots of consumed items first, then
+    those from the cursor on. Needs a storage with one item dim and a `RoundRobinWriter`, and no prefetching. A buffer with
+    this sampler can be used in one process only. O(batch).
 
     Args:
         max_sample_count: how often an item is drawn.
@@ -44,10 +44,9 @@ class ConsumingSampler(Sampler):
         self._empty()
 
     def _empty(self) -> None:
-        # A permutation of the known slots: the first `_live` of them can be drawn, the others are consumed.
-        self._order = np.zeros(0, np.int64)
-        self._place = np.zeros(0, np.int64)  # of each slot in it
-        self._drawn = np.zeros(0, np.int64)  # how often each slot was
+        self._order = np.zeros(0, np.int64)  # the known slots: `_live` that can be drawn, then the consumed ones
+        self._place = np.zeros(0, np.int64)  # of each slot in `_order`
+        self._drawn = np.zeros(0, np.int64)  # draws of each slot
         self._known = self._live = 0
         self.ran_out = False
 
@@ -83,7 +82,7 @@ class ConsumingSampler(Sampler):
         return self._order[self._live : min(self._live + count, self._known)].copy()
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """The items at index are new: none of them was drawn."""
+        """The items at index are new."""
         if storage is not None:
             self._follow(storage)
         slots, _, high = flat_slots(index, storage)
@@ -97,24 +96,22 @@ class ConsumingSampler(Sampler):
         self.ran_out = self.ran_out and not self._live
 
     def _follow(self, storage: Storage) -> None:
-        """Know the slots that the storage has now; new ones are not consumed."""
+        """Follow the length of the storage; new slots are not consumed."""
         length = len(storage)
-        if length == self._known:
-            return
-        if length > self._order.size:
-            room = max(length, min(2 * self._order.size, storage.max_size))
-            for name in ("_order", "_place", "_drawn"):
-                grown = np.zeros(room, np.int64)
-                grown[: self._known] = getattr(self, name)[: self._known]
-                setattr(self, name, grown)
         if length > self._known:
+            if length > self._order.size:
+                size = max(length, min(2 * self._order.size, storage.max_size))
+                self._order, self._place, self._drawn = (
+                    np.append(each[: self._known], np.zeros(size - self._known, np.int64))
+                    for each in (self._order, self._place, self._drawn)
+                )
             new = np.arange(self._known, length)
             self._order[new] = self._place[new] = new
             self._drawn[new] = 0
             self._known = length
             self._move(new, self._live)
             self._live += new.size
-        else:  # a list was made shorter
+        elif length < self._known:  # a list was made shorter
             order = self._order[: self._known]
             kept = order < length
             self._live = int(kept[: self._live].sum())
@@ -123,7 +120,7 @@ class ConsumingSampler(Sampler):
             self._known = length
 
     def _move(self, slots: np.ndarray, start: int) -> None:
-        """Have different slots stand at `start` and after it in the order, and what stood there where they were."""
+        """Move different slots to the places from `start` on; the slots there take their places."""
         stop = start + slots.size
         there, places = self._order[start:stop].copy(), self._place[slots]
         self._order[start:stop], self._place[slots] = slots, np.arange(start, stop)
@@ -161,25 +158,20 @@ class ConsumingSampler(Sampler):
     # ------------------------------------------------------------------ where it can be used
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
-        """TypeError or ValueError for a buffer that items cannot be consumed from."""
-        if not isinstance(storage, ListStorage | TensorStorage):
-            raise TypeError(f"items can be consumed from list and tensor storages, got {class_of(storage)}")
-        if isinstance(storage, LazyFrameStorage):
+        """TypeError or ValueError for a buffer whose items cannot be consumed."""
+        if not isinstance(storage, ListStorage | TensorStorage) or isinstance(storage, LazyFrameStorage):
             raise TypeError(
-                f"items cannot be consumed from a {type(storage).__name__}: it takes frames in the order of rows, and the "
-                "slots of consumed items are used again in any order. Use a LazyTensorStorage"
+                f"items cannot be consumed from a {type(storage).__name__}: use a ListStorage or a LazyTensorStorage, whose "
+                "slots can be written in any order"
             )
         if storage.ndim != 1:
             raise ValueError(f"items can be consumed from a storage with one item dim, got ndim={storage.ndim}")
         if not isinstance(writer, RoundRobinWriter):
             raise TypeError(f"items can be consumed beside a RoundRobinWriter, got {class_of(writer)}")
         if prefetches:
-            raise ValueError("prefetch and consuming exclude each other: what is drawn ahead would be gone unseen")
+            raise ValueError("prefetch and consuming exclude each other: dropped batches would consume their items")
         if expands:
-            raise ValueError(
-                "sample_unit and consuming exclude each other: slots are used again in the order of consumption, so rows of "
-                "an episode do not stay together"
-            )
+            raise ValueError("sample_unit and consuming exclude each other: rows of an episode do not stay together")
 
     def refuse_forked_child(self) -> None:
         self._process.check()
@@ -189,7 +181,7 @@ class ConsumingSampler(Sampler):
 
 
 def consuming(given: Any, count: Any) -> Any:
-    """The sampler of a buffer with `consume_after_n_samples=count`, or what makes it, where `given` may be one too.
+    """The sampler, or its factory, of a buffer with `consume_after_n_samples=count`; `given` may be one or None.
 
     TypeError for another sampler, ValueError for one with another count.
     """

@@ -1,4 +1,4 @@
-"""The place of a sampler in processes that write into a buffer and do not draw from it."""
+"""The sampler of a buffer in processes that only write to it."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,9 +11,9 @@ from interop.storages import Storage
 
 
 class DrawnElsewhere(Sampler):
-    """Draws nothing: the sampler and its priorities are in the process that made the buffer.
+    """Stands for the sampler, which is in the process that made the buffer.
 
-    RuntimeError for draws, priorities and checkpoints. Writes need nothing of it.
+    RuntimeError for draws, priorities and checkpoints. Writes do not use it.
     """
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> NoReturn:

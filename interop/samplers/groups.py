@@ -25,22 +25,22 @@ class Group:
 
 
 class Groups:
-    """Groups of `size` rows of one id, in the order of writing. The next row of the id begins another group.
+    """Groups of `size` rows of one id, in the order of writing.
 
-    A row that is written over leaves its group, and the group is broken: the rows that remain in it never become part of
-    another group. A group that was used `most` times is no longer ready. O(1) a row.
+    A row that is overwritten leaves its group. The group is then broken: its other rows join no other group. A group that
+    was used `most` times is no longer ready. O(1) a row.
     """
 
     def __init__(self, size: int, most: int | None) -> None:
         self.size, self.most = size, most
         self.ready: list[Group] = []  # complete, and not used up
-        self._open: dict[Id, Group] = {}  # to be completed
+        self._open: dict[Id, Group] = {}  # incomplete, not broken
         self._of: dict[int, Group] = {}  # by slot
         self._begun = 0
-        self._top = 0  # all slots of rows are below
+        self._top = 0  # above all slots of rows
 
     def write(self, slots: Sequence[int], ids: Sequence[Id]) -> None:
-        """Rows with these ids were written to different slots, one after the other."""
+        """Enter rows with these ids, written to different slots in this order."""
         for slot, id_ in zip(slots, ids, strict=True):
             self.remove(slot)
             group = self._open.get(id_)
@@ -56,7 +56,7 @@ class Groups:
                 self.ready.append(group)
 
     def remove(self, slot: int) -> None:
-        """The row in the slot was overwritten or deleted."""
+        """Remove the row in a slot, which was overwritten or deleted."""
         group = self._of.pop(slot, None)
         if group is not None:
             group.slots.remove(slot)
@@ -65,14 +65,14 @@ class Groups:
                 del self._open[group.id]
 
     def truncate(self, length: int) -> None:
-        """The rows in slots from `length` on were deleted. O(rows) where there are any."""
+        """Remove the rows in slots from `length` on. O(rows) where there are any."""
         if length < self._top:
             for slot in [slot for slot in self._of if slot >= length]:
                 self.remove(slot)
             self._top = length
 
     def use(self, groups: Iterable[Group]) -> None:
-        """Count a use of each of these groups, all of them ready."""
+        """Count a use of each of these groups, which are ready."""
         for group in groups:
             group.uses += 1
             if self.most is not None and group.uses >= self.most:
@@ -80,12 +80,11 @@ class Groups:
 
     def others(self, slots: Sequence[int], ids: Sequence[Id]) -> list[int]:
         """The places in `slots` of rows that are in no group, or in one of another id."""
-        found = map(self._of.get, slots)
-        pairs = enumerate(zip(found, ids, strict=True))
-        return [place for place, (group, id_) in pairs if group is None or group.id != id_]
+        groups = zip(map(self._of.get, slots), ids, strict=True)
+        return [place for place, (group, id_) in enumerate(groups) if group is None or group.id != id_]
 
     def _retire(self, group: Group) -> None:
-        """No longer ready: the last group that is ready takes its place."""
+        """Take a group off the ready ones; the last of these takes its place."""
         if group.place >= 0:
             last = self.ready.pop()
             if last is not group:
@@ -95,7 +94,7 @@ class Groups:
     # ------------------------------------------------------------------ checkpoints
 
     def saved(self) -> dict[str, Any]:
-        """A saved tree."""
+        """The tree of a checkpoint."""
         every = sorted(set(self._of.values()), key=attrgetter("number"))
         place = {group: at for at, group in enumerate(every)}
         ids = [group.id for group in every]

@@ -27,16 +27,16 @@ class LoadedPriorities:
 
 
 def saved(parameters: Mapping[str, Any], held: Priorities) -> dict[str, Any]:
-    """A saved tree: parameters of the sampler, and the priorities as given, of which all else follows."""
+    """The tree of a checkpoint: parameters of the sampler, and the priorities as given."""
     values = held.values
     slot = None if values.highest_slot < 0 else values.highest_slot
     own = {f"_{name}": value for name, value in parameters.items()}
     highest = {"_max_priority": [values.highest, slot], "_priorities": values.given}
-    return {"_schema_version": 1, **own, "_capacity": held.capacity, **highest}
+    return {"_schema_version": 1, **own, **highest}
 
 
 def trees(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The documented entries that follow from the others: weights, and the least weights, of all slots."""
+    """The documented entries that are computed from the others: weights, and weights for minima, of all slots."""
     given = state["_priorities"]
     sums = np.zeros(max(state["_max_capacity"], given.size), given.dtype)
     minima = np.full_like(sums, np.finfo(given.dtype).max)
@@ -88,7 +88,15 @@ def checked(entries: Entries, options: LoadOptions, here: Mapping[str, Any], hel
         )
     elif new_items == "highest_ever" and given.size and given.max() > top:
         raise entries.wrong("_max_priority", "the highest of all priorities", highest)
-    capacity = _capacity(entries, given.size, here["max_capacity"], held.capacity)
+    if "_capacity" in entries:  # in checkpoints of earlier versions
+        entries.any("_capacity")
+    most = entries.whole("_max_capacity", 1, 2**31 - 1) if "_max_capacity" in entries else here["max_capacity"]
+    if most != here["max_capacity"] and given.size > held.capacity:
+        entries.refuse(
+            f"it has priorities of {given.size} items in a max_capacity of {most}, here max_capacity is "
+            f"{here['max_capacity']}"
+        )
+    capacity = max(held.capacity, given.size)  # storages of several item dims hold a few items more than max_capacity
     for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps), ("reduction", reduction)):
         entries.parameter(name, value, here[name])
     return LoadedPriorities(rule, capacity, alpha, beta, reduction, PriorityValues(given, float(top), slot))
@@ -122,7 +130,7 @@ def _priorities(entries: Entries, highest: float | None) -> np.ndarray:
 
 
 def _from_weights(entries: Entries) -> np.ndarray:
-    """Priorities computed from weights; -1 where the least weights say that there is no item."""
+    """Priorities computed from weights; -1 for slots without an item."""
     sums, minima = (np.asarray(entries.array(name, shape=(None,))) for name in ("_sum_tree", "_min_tree"))
     if sums.dtype not in _FLOATS or minima.dtype not in _FLOATS or sums.shape != minima.shape:
         raise entries.wrong("_sum_tree", "weights like those of the minima", sums)
@@ -135,20 +143,3 @@ def _from_weights(entries: Entries) -> np.ndarray:
     with np.errstate(over="ignore", divide="ignore"):
         given = np.maximum(sums.astype(np.float64) ** (1 / alpha) - eps, 0) if alpha else (sums > 0) * 1.0
     return np.where(held, given, -1).astype(sums.dtype)
-
-
-def _capacity(entries: Entries, size: int, max_capacity: int, here: int) -> int:
-    """How many slots to load into."""
-    most = entries.whole("_max_capacity", 1, 2**31 - 1) if "_max_capacity" in entries else max_capacity
-    capacity = entries.whole("_capacity", 1, 2**31 - 1) if "_capacity" in entries else most
-    if size > capacity:
-        raise entries.wrong("_priorities", f"at most {capacity}", size)
-    if most == max_capacity:  # a storage of several item dims may hold a few more items than it was asked for
-        if capacity > here + here // 2 + 2**16:
-            raise entries.wrong("_capacity", f"about {here}", capacity)
-        return max(here, capacity)
-    if size > here:
-        entries.refuse(
-            f"it has priorities of {size} items in a max_capacity of {most}, here max_capacity is {max_capacity}"
-        )
-    return here

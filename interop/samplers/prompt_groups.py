@@ -27,27 +27,27 @@ class PromptGroupSampler(DrawingSampler):
     """Draws whole groups of completions of one prompt, as GRPO needs them (arXiv:2402.03300).
 
     `group_size` completions with one id, in the order of writing, are a group; the next completion of this id begins another
-    one. They may be written by several calls, and between those of other prompts. A group can be drawn once it is complete,
-    until one of its rows is overwritten; its other rows then join no other group. An edit that changes an id counts as a
-    write of the row; it is seen at the next write or draw.
+    group. Several calls may write a group, and other prompts may come in between. A group can be drawn from when it is
+    complete until one of its rows is overwritten; the other rows then join no other group. An edit of an id counts as a
+    write of the row, from the next write or draw on.
 
     A batch is [groups * group_size], group after group, each in the order of writing. Groups are drawn uniformly, without
-    replacement. It comes with "group_number", int64: how many groups were begun before; with `max_uses` also with
-    "group_uses", int64: how often the group was drawn, this time included. The length of the buffer is the number of
-    completions in groups that can be drawn. RuntimeError where fewer groups can be drawn than a batch has.
+    replacement. The info has "group_number", int64, the number of groups begun before; with `max_uses` also "group_uses",
+    int64, the number of draws of the group, with this one. The length of the buffer is the number of completions in groups
+    that can be drawn. RuntimeError where a batch has more groups than can be drawn.
 
-    O(rows written) a write, O(batch) a draw; O(rows) for the draw after all rows were edited, and for each write by a writer
-    that does not go around the ring.
+    A write costs O(rows written), a draw O(batch). A draw after all rows were edited costs O(rows), and so does a write by a
+    writer that does not go around the ring.
 
     Args:
         group_size: completions a group. Batch sizes are multiples of it.
         group_key: the entry with the id of the prompt, one integer or text an item. KeyError or TypeError at the draw where
-            an item has none. Where a prompt comes again before its groups are complete, ids of each visit keep them apart.
+            an item has none. Give each visit of a prompt an id of its own where its groups may still be incomplete.
         max_uses: a group is consumed after so many draws; None for no bound. Iterating over the buffer then ends where
-            fewer groups are left than the last batch had. The buffer can then neither prefetch nor be given to workers.
-        staleness: says how stale rows are, by its `consumer_version`, `max_staleness` and `version_key`. A group is as stale
-            as its stalest row. It is drawn by the weight of this staleness, and never above `max_staleness`; the batch
-            comes with the "staleness" of rows, float32. A draw then takes O(completions in groups that can be drawn).
+            fewer groups are left than the last batch had. Such a buffer neither prefetches nor goes to workers.
+        staleness: defines the staleness of rows, by its `consumer_version`, `max_staleness` and `version_key`. A group has
+            the staleness of its stalest row. It is drawn by the weight of this staleness, and never above `max_staleness`;
+            the info has the "staleness" of rows, float32. A draw then takes O(completions in groups that can be drawn).
     """
 
     ran_out = False  # whether the last draw left fewer groups than it took
@@ -70,8 +70,8 @@ class PromptGroupSampler(DrawingSampler):
 
     def _empty(self) -> None:
         self._groups = Groups(self._size, self._most)
-        self._pending = _NONE  # slots of rows that were written, whose ids are not read yet
-        self._edits: int | None = None  # edits of the storage that were read; None where all rows have to be read
+        self._pending = _NONE  # slots of written rows whose ids were not read yet
+        self._edits: int | None = None  # version of the ring whose edits were read; None to read all rows
         self.ran_out = False
 
     @property
@@ -86,12 +86,12 @@ class PromptGroupSampler(DrawingSampler):
 
     @property
     def staleness(self) -> StalenessAwareSampler | None:
-        """The sampler that says how stale rows are."""
+        """The sampler that defines the staleness of rows."""
         return self._staleness
 
     @property
     def num_ready(self) -> int:
-        """Groups that can be drawn, as of the last write or draw; whatever their staleness."""
+        """Groups that can be drawn, of any staleness, as of the last write or draw."""
         return len(self._groups.ready)
 
     def sampleable(self, storage: Storage) -> int:
@@ -126,7 +126,7 @@ class PromptGroupSampler(DrawingSampler):
     def _fresh(
         self, staleness: StalenessAwareSampler, storage: Storage, count: int, rng: np.random.Generator
     ) -> tuple[list[Group], torch.Tensor]:
-        """Groups by the weight of their stalest row, and the staleness of all their rows."""
+        """Groups drawn by the weight of their stalest row, and the staleness of their rows."""
         ready = self._groups.ready
         if not count:
             return [], torch.zeros(0)
@@ -141,9 +141,9 @@ class PromptGroupSampler(DrawingSampler):
         return [ready[place] for place in places], torch.from_numpy(of_rows[places].reshape(-1).astype(np.float32))
 
     def _slots_of(self, groups: list[Group]) -> np.ndarray:
-        """[groups, group_size]. Flat at first, of which NumPy makes an array in a tenth of the time."""
-        slots = np.fromiter(itertools.chain.from_iterable(group.slots for group in groups), np.int64)
-        return slots.reshape(-1, self._size)
+        """[groups, group_size]."""
+        flat = itertools.chain.from_iterable(group.slots for group in groups)  # a tenth of the time of nested lists
+        return np.fromiter(flat, np.int64).reshape(-1, self._size)
 
     def _per_row(self, values: list[int]) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.array(values, np.int64), self._size))
@@ -169,7 +169,7 @@ class PromptGroupSampler(DrawingSampler):
             self._sync(storage)
 
     def _sync(self, storage: Storage) -> None:
-        """Read the ids of rows that were written or edited. What raises leaves them to be read."""
+        """Read the ids of rows that were written or edited; the next call does where this one raises."""
         edits, places = storage.edits_since(self._edits)
         if edits != self._edits:
             self._groups.truncate(len(storage))
@@ -191,9 +191,9 @@ class PromptGroupSampler(DrawingSampler):
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         if expands:
-            raise ValueError("sample_unit would expand completions into windows: give a PromptGroupSampler none")
+            raise ValueError("a PromptGroupSampler takes no sample_unit, which would expand completions into windows")
         if prefetches and self._most is not None:
-            raise ValueError("prefetch and max_uses exclude each other: groups drawn ahead would be consumed unseen")
+            raise ValueError("prefetch and max_uses exclude each other: dropped batches would consume their groups")
 
     def refuse_forked_child(self) -> None:
         if self._process is not None:
@@ -242,7 +242,7 @@ _ONE_PROCESS = (
 
 
 def ids_of(storage: Storage, key: Any, slots: np.ndarray) -> list[Id]:
-    """The ids of items at flat slots. KeyError where there are none; TypeError or ValueError for what can be none."""
+    """The ids of items at flat slots. KeyError where they are not stored; TypeError or ValueError for other values."""
     try:
         found = columns.read(storage, key, slots)
     except (KeyError, TypeError):  # it is not stored, or not as a tensor

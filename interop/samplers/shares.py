@@ -1,4 +1,4 @@
-"""What one of several buffers holds of everything that a batch is drawn from."""
+"""The part of one buffer in batches that are drawn from several buffers."""
 
 import math
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Share:
-    """What one shard holds of everything, at one moment. Plain numbers."""
+    """The contents of one shard at one moment, in plain numbers."""
 
     size: int  # stored items
-    mass: float  # what draws are in proportion to: items, the sum of (priority + eps) ** alpha, trajectories
+    mass: float  # draws are in proportion to it: items, the sum of (priority + eps) ** alpha, trajectories
     smallest: float = math.inf  # the smallest mass of an item that can be drawn; inf for none, or without weights
     beta: float | None = None  # exponent of the importance weights; None: the sampler gives none
     unit: int = 1  # items that one unit has in a batch: 1, or the length of a slice

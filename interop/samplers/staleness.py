@@ -20,21 +20,19 @@ _FARTHEST = 2**62  # of versions, so that differences are exact
 
 
 class StalenessAwareSampler(DrawingSampler):
-    """Draws fresh items more often, and none that are too stale.
+    """Draws fresh items more often, and no items above a maximal staleness.
 
     The staleness of an item is `consumer_version` minus the version that is stored with it. The training loop sets
-    `consumer_version`, usually after each update of the policy. An item from a policy newer than that weighs as much as
-    one of staleness 0. A batch comes without repetitions, as if drawn one after the other by weight, where enough items
-    have a weight above zero; otherwise each is drawn from all of them. It comes with "staleness", float32.
+    `consumer_version`, usually after each update of the policy. Items are drawn one after the other by weight, without
+    repetition; with repetition where a batch has more items than have a weight above zero. An item from a newer policy
+    weighs as much as one of staleness 0. The info has "staleness", float32.
 
-    O(items) for the first draw after a write, an edit or another `consumer_version`, on the versions alone; further draws
-    take O(batch log items).
+    The first draw after a write, an edit or another `consumer_version` takes O(items); others take O(batch log items).
 
     Args:
-        max_staleness: items above it are left out; -1 for no bound. Can be set.
-        staleness_weight_fn: weights for an int64 tensor of stalenesses, none negative, of the items that are not left
-            out; 1 / (staleness + 1) by default. ValueError at the draw where it gives other than one finite number of
-            at least 0 for each.
+        max_staleness: items above it are not drawn; -1 for no bound. Can be set.
+        staleness_weight_fn: from an int64 tensor of stalenesses, at least 0, to a tensor of weights, finite and at least 0;
+            1 / (staleness + 1) by default. ValueError at the draw for other weights.
         version_key: the entry that holds one version an item; KeyError at the draw where there is none.
     """
 
@@ -54,7 +52,7 @@ class StalenessAwareSampler(DrawingSampler):
 
     @property
     def max_staleness(self) -> int:
-        """Items above it are left out; -1 for no bound."""
+        """The staleness above which items are not drawn; -1 for no bound."""
         return self._max_staleness
 
     @max_staleness.setter
@@ -86,19 +84,17 @@ class StalenessAwareSampler(DrawingSampler):
         return torch.from_numpy(slots), {"staleness": staleness}
 
     def _known_of(self, storage: Storage) -> "_Known":
-        """The weights of all items, made anew where something has changed."""
+        """The weights of all items; computed anew after a change, also by other processes."""
         stored(storage)
-        # What other processes wrote is counted, too.
         computed_at = (storage.counts, self._consumer_version, self._max_staleness, self.staleness_weight_fn)
         known = self._known
         if known is None or known.storage() is not storage or known.computed_at != computed_at:
             staleness = self.staleness_of(storage)
-            known = _Known(weakref.ref(storage), computed_at, staleness, self.weighed(staleness))
-            self._known = known
+            self._known = known = _Known(weakref.ref(storage), computed_at, staleness, self.weighed(staleness))
         return known
 
     def weighed(self, staleness: np.ndarray, what: str = "items") -> "Weighed":
-        """The weights of things of this staleness, [n] for n > 0. RuntimeError where none of them can be drawn."""
+        """The weights of items or groups of this staleness, [n > 0]. RuntimeError where none can be drawn."""
         fresh: Any = slice(None)
         if self._max_staleness >= 0:
             fresh = np.flatnonzero(staleness <= self._max_staleness)
@@ -120,6 +116,7 @@ class StalenessAwareSampler(DrawingSampler):
 
     def staleness_of(self, storage: Storage, slots: np.ndarray | None = None) -> np.ndarray:
         """The staleness of all items, or of those at flat slots, in their shape."""
+        shape = (len(storage),) if slots is None else slots.shape
         try:
             if slots is None:
                 held = columns.whole(storage, self.version_key)
@@ -129,24 +126,19 @@ class StalenessAwareSampler(DrawingSampler):
             raise KeyError(
                 f"there is no {self.version_key!r} in the stored items: have the collector write the version of its policy"
             ) from error
-        shape = (len(storage),) if slots is None else slots.shape
         if held.dtype == torch.bool or held.is_complex():
             raise TypeError(f"versions must be numbers, {self.version_key!r} holds {held.dtype}")
         if held.numel() != np.prod(shape):
-            raise ValueError(
-                f"{self.version_key!r} must have one value an item, it has the shape {list(held.shape[len(shape) :])}"
-            )
-        if held.is_floating_point():
-            versions = held.reshape(shape).double().cpu().numpy()
-            if not np.isfinite(versions).all():
-                raise ValueError(f"versions must be finite, {self.version_key!r} holds others")
-        else:
-            versions = held.reshape(shape).cpu().numpy().astype(np.int64, copy=False)
+            found = list(held.shape[len(shape) :])
+            raise ValueError(f"{self.version_key!r} must have one value an item, it has the shape {found}")
+        versions = (held.double() if held.is_floating_point() else held.long()).reshape(shape).cpu().numpy()
+        if not np.isfinite(versions).all():
+            raise ValueError(f"versions must be finite, {self.version_key!r} holds others")
         staleness: np.ndarray = self._consumer_version - versions
         return staleness
 
     def _weights(self, staleness: np.ndarray) -> np.ndarray:
-        """One finite weight for each, none negative."""
+        """Finite weights of at least 0."""
         if self.staleness_weight_fn is None:
             return 1 / (staleness + 1.0)
         found = self.staleness_weight_fn(torch.from_numpy(staleness))
@@ -198,23 +190,23 @@ class StalenessAwareSampler(DrawingSampler):
 
 
 class Weighed(NamedTuple):
-    """Weights of things, 0 for those that cannot be drawn."""
+    """Weights of items or groups; those of weight 0 are not drawn."""
 
     weights: np.ndarray
-    sums: np.ndarray  # of the weights up to each thing and with it
-    heavy: np.ndarray  # the things whose weight is above zero
+    sums: np.ndarray  # cumulated weights
+    heavy: np.ndarray  # places of the weights above zero
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Places of things: each after the other in proportion to the weights of those that are left."""
+        """Places, one after the other in proportion to the weights that are left."""
         if count > self.heavy.size:
             return self._find(count, rng)
         chosen = np.zeros(0, np.int64)
-        # Draws with replacement without those that were drawn before are draws without replacement.
+        # Draws with replacement, without the repeated ones, are draws without replacement.
         for _ in range(4 if count <= self.heavy.size // 4 else 0):
             chosen = first_of_equal(np.concatenate((chosen, self._find(count, rng))))[:count]
             if chosen.size == count:
                 return chosen
-        # The order of exponential times whose rates are the weights is that of such draws too (arXiv:1012.0256).
+        # The order of exponential times whose rates are the weights has the same law (arXiv:1012.0256).
         is_left = np.ones(self.weights.size, bool)
         is_left[chosen] = False
         left = self.heavy[is_left[self.heavy]]
@@ -223,7 +215,7 @@ class Weighed(NamedTuple):
         return np.concatenate((chosen, left[first[np.argsort(times[first])]]))
 
     def _find(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Places drawn in proportion to the weights, each from all of them."""
+        """Places drawn independently in proportion to the weights."""
         found = np.searchsorted(self.sums, rng.random(count) * self.sums[-1], side="right")
         return np.minimum(found, self.heavy[-1])  # a product may round up to the sum of all
 
@@ -238,5 +230,5 @@ class _Known(NamedTuple):
 
 
 def first_of_equal(places: np.ndarray) -> np.ndarray:
-    """The places without those that came before, in order."""
+    """The places without repetitions, in the order of their first occurrence."""
     return places[np.sort(np.unique(places, return_index=True)[1])]
