@@ -1,4 +1,4 @@
-"""Where trajectories start and stop in a storage, whoever wrote it and however: against lists of items."""
+"""Where trajectories start and stop in a storage, for all kinds of storages, writes and markers: against lists of items."""
 
 import itertools
 import pickle
@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from interop import (
     LazyMemmapStorage,
@@ -19,7 +20,7 @@ from interop import (
     TensorDictReplayBuffer,
 )
 from interop.samplers.boundary_keys import BoundaryKeys
-from tests.interop.slice_model import SliceModel, cut, drawn, shares, starts
+from tests.interop.slice_model import SliceModel, check_law, cut, drawn, shares, starts
 
 
 class Noting(LazyTensorStorage):
@@ -241,3 +242,162 @@ def test_edits_in_place(make, edit, rows):
     assert after != before
     assert whole(beside) == sorted(after)
     assert len(drawn(buffer, 20)) == len(after)
+
+
+# ------------------------------------------------------------------ trajectories by turns
+
+
+def by_turns(ids):
+    """Rows with the time as "x"; nothing in them ends."""
+    return np.zeros((len(ids), 1), bool), np.array(ids)[:, None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_histories_by_turns(seed):
+    random = np.random.default_rng(seed)
+    envs = int(random.integers(2, 7))
+    model = SliceModel(int(random.integers(2 * envs, 60)), by_turns=True)
+    length, strict = int(random.integers(1, 5)), bool(random.random() < 0.5)
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(model.capacity),
+        sampler=SliceSampler(slice_len=length, strict_length=strict, traj_key="id"),
+    )
+    whole_ones = reader(buffer.storage, traj_key="id")
+    chance, steps = random.choice([0, 0.05, 0.3]), int(random.choice([1, 1, 3, 20]))
+    ids = list(range(envs))
+    for _ in range(40):
+        rows = []
+        for _ in range(steps):
+            for env in range(envs):
+                rows.append(ids[env])
+                if random.random() < chance:
+                    ids[env] = max(ids) + 1
+        buffer.extend(model.write(*by_turns(rows)))
+        if random.random() < 0.3:
+            continue
+        assert whole(whole_ones) == model.trajectories()
+        legal = shares(model.trajectories(), length, strict)
+        if legal:
+            assert set(drawn(buffer, 20 * length)) <= set(legal)
+        else:
+            with pytest.raises(RuntimeError, match="no stored trajectory is long enough"):
+                buffer.sample(length)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_they_begin_where_others_were_written_in_runs_before(prioritized):
+    model = SliceModel(32, by_turns=True)
+    choices = {"slice_len": 3, "traj_key": "id"}
+    sampler = PrioritizedSliceSampler(32, 1, 1, **choices) if prioritized else SliceSampler(**choices)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(32), sampler=sampler)
+    for run in range(5):
+        buffer.extend(model.write(*by_turns([run] * 8)))
+        assert set(drawn(buffer, 150)) <= set(shares(model.trajectories(), 3))
+    for _ in range(6):
+        buffer.extend(model.write(*by_turns([1000, 1001])))
+        legal = set(shares(model.trajectories(), 3))
+        if prioritized:
+            assert legal == set(starts(model.trajectories(), 3).values())
+        assert set(drawn(buffer, 300)) <= legal
+    for run in range(20, 23):
+        buffer.extend(model.write(*by_turns([run] * 8)))
+        assert set(drawn(buffer, 300)) <= set(shares(model.trajectories(), 3))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_law_by_turns(strict):
+    torch.manual_seed(0)
+    model = SliceModel(20, by_turns=True)
+    sampler = SliceSampler(slice_len=3, strict_length=strict, traj_key="id")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler)
+    for ids in ([0, 1, 2], [0, 1, 2], [3, 1, 2], [3, 1, 2], [4, 1, 2], [5, 1, 2], [5, 1, 2], [5, 1, 2]):
+        buffer.extend(model.write(*by_turns(ids)))
+    check_law(drawn(buffer, 3 * 5000), shares(model.trajectories(), 3, strict))
+
+
+def test_items_by_turns_around_rows_that_were_written_elsewhere():
+    def items(ids, first):
+        return TensorDict({"x": torch.arange(first, first + len(ids)), "id": torch.tensor(ids)}, [len(ids)])
+
+    buffer = reader(LazyTensorStorage(10), traj_key="id")
+    buffer.extend(items([1, 2, 1, 2, 1, 2], 0))
+    assert whole(buffer) == [(0, 2, 4), (1, 3, 5)]
+    buffer.storage.set(slice(0, 2), items([1, 2], 100))
+    assert whole(buffer) == [(2, 4), (3, 5), (100,), (101,)]
+    buffer.storage.set(slice(2, 6), items([1, 2, 1, 2], 102))
+    assert whole(buffer) == [(100, 102, 104), (101, 103, 105)]
+
+
+def test_several_dims_are_lanes_and_not_turns():
+    buffer = reader(LazyTensorStorage(12, ndim=2), traj_key="id")
+    ids = torch.tensor([[0, 1, 0, 1, 0, 1], [2, 2, 2, 2, 2, 2]])
+    buffer.extend(TensorDict({"x": torch.arange(12).reshape(2, 6), "id": ids}, [2, 6]))
+    assert whole(buffer) == [(0,), (1,), (2,), (3,), (4,), (5,), (6, 7, 8, 9, 10, 11)]
+
+
+# ------------------------------------------------------------------ the entries that mark trajectories
+
+IDS = torch.tensor([3, 3, 3, 7, 7, 3, 3, 9])
+ENDS = torch.tensor([0, 0, 1, 0, 1, 0, 1, 0], dtype=torch.bool)
+CUT = [(0, 1, 2), (3, 4), (5, 6), (7,)]
+
+
+def marked(**entries):
+    rows = len(next(iter(entries.values())))
+    data = TensorDict({"x": torch.arange(rows)}, [rows])
+    for key, value in entries.items():
+        data["next", "done" if key == "done" else key] = value if key in ("done", "over", "lost") else torch.zeros(rows)
+        if key not in ("done", "over", "lost"):
+            data[("collector", "traj_ids") if key == "traj_ids" else key] = value
+    return data
+
+
+MARKS = {
+    "ids": ({"traj_key": "id"}, {"id": IDS}),
+    "ids of bytes": ({"traj_key": "id"}, {"id": IDS.to(torch.uint8)}),
+    "ids of two values": ({"traj_key": "id"}, {"id": torch.tensor([1, 1, 1, 0, 0, 1, 1, 0], dtype=torch.bool)}),
+    "ids below zero": ({"traj_key": "id"}, {"id": -IDS}),
+    "ends": ({"end_key": ("next", "done")}, {"done": ENDS}),
+    "ends of one value": ({"end_key": ("next", "done")}, {"done": ENDS[:, None]}),
+    "ends of several dims": ({"end_key": ("next", "done")}, {"done": ENDS[:, None, None]}),
+    "ends of integers": ({"end_key": ("next", "done")}, {"done": ENDS.long() * 5}),
+    "several ends": (
+        {"end_keys": [("next", "over"), ("next", "lost"), "absent"]},
+        {"over": ENDS & (torch.arange(8) < 3), "lost": (ENDS & (torch.arange(8) > 2))[:, None]},
+    ),
+    "ids before ends": ({"traj_key": "id", "end_key": ("next", "done")}, {"id": IDS, "done": ~ENDS}),
+    "ends where ids are not stored": ({"traj_key": "absent", "end_key": ("next", "over")}, {"over": ENDS}),
+    "done where ids are not stored": ({"traj_key": "absent"}, {"done": ENDS}),
+    "found: of a collector": ({}, {"traj_ids": IDS, "episode": torch.zeros(8, dtype=torch.int64), "done": ~ENDS}),
+    "found: of episodes": ({}, {"episode": IDS, "done": ~ENDS}),
+    "found: done": ({}, {"done": ENDS}),
+}
+
+
+@pytest.mark.parametrize(("keys", "entries"), MARKS.values(), ids=MARKS)
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyStackStorage, Reading])
+def test_entries_that_mark_trajectories(make, keys, entries):
+    buffer = reader(make(10), **keys)
+    buffer.extend(marked(**entries))
+    assert whole(buffer) == CUT
+
+
+@pytest.mark.parametrize(("form", "dtype"), [((), torch.uint8), ((1, 1), torch.bool)])
+def test_ends_of_several_lanes(form, dtype):
+    model = SliceModel(6, (3,))
+    data = model.write_some(9, 0.4)
+    data["next", "done"] = data["next", "done"].reshape(3, 9, *form).to(dtype)
+    buffer = reader(LazyTensorStorage(18, ndim=2), end_key=("next", "done"))
+    buffer.extend(data)
+    assert whole(buffer) == model.trajectories()
+
+
+def test_an_item_of_several_agents_has_one_id():
+    data = marked(id=IDS)
+    data["next", "done"] = torch.stack([ENDS, ENDS & False], 1)[..., None]
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(slice_len=2, traj_key="id"))
+    buffer.extend(data)
+    batch = buffer.sample(64)
+    last = torch.arange(64) % 2 == 1
+    stored = data["next", "done"][batch["x"]]
+    assert torch.equal(batch["next", "done"], stored | last[:, None, None])

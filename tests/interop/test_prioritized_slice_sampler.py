@@ -12,7 +12,6 @@ from interop import (
     PrioritizedSliceSampler,
     TensorDictReplayBuffer,
 )
-from tests.interop.rows import refused
 from tests.interop.slice_model import SliceModel, drawn, starts
 
 PRIORITIES = torch.tensor([3.0, 1, 0.5, 2, 4, 9, 1, 1, 5, 2, 2, 7, 1, 3, 2, 6])
@@ -75,9 +74,9 @@ def three_episodes(alpha, beta):
 
 def test_priorities_of_three_episodes():
     buffer = three_episodes(0.7, 0.9)
-    assert {first for _ in range(30) for first, _ in drawn(buffer)} == {0, 1, 3, 4, 6, 7}
+    assert {first for _ in range(20) for first, _ in drawn(buffer)} == {0, 1, 3, 4, 6, 7}
     buffer.update_priority(torch.arange(9), torch.tensor([0.0, 3, 3, 0, 0, 0, 1, 1, 1]))
-    batches = [buffer.sample() for _ in range(30)]
+    batches = [buffer.sample() for _ in range(20)]
     assert {start for batch in batches for start in batch["x"][::2].tolist()} == {1, 6, 7}
     for batch in batches:
         weights = batch["priority_weight"]
@@ -114,24 +113,3 @@ def test_priorities_of_the_items_of_a_sample():
     batch, info = buffer.sample(return_info=True)
     buffer.update_priority(info["index"], torch.full((6,), 0.25))
     assert (buffer.sampler.priorities[batch["x"]] == 0.25).all()
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_what_it_refuses(strict):
-    model, data = filled((3, 2, 3))
-    buffer = buffer_of(model, data, slice_len=4, strict_length=strict)
-    with refused(buffer, RuntimeError, "batch_size=6 is not a multiple of slice_len=4"):
-        buffer.sample(6)
-    if strict:
-        with refused(buffer, RuntimeError, "lengths are 2 to 3, slices need 4"):
-            buffer.sample(8)
-    buffer.update_priority(torch.arange(8), torch.zeros(8))
-    with refused(buffer, RuntimeError):
-        buffer.sample(8)
-    for choices in ({}, {"slice_len": 2, "num_slices": 2}):
-        with pytest.raises(TypeError, match="num_slices and slice_len"):
-            PrioritizedSliceSampler(16, 1.0, 1.0, **choices)
-    with pytest.raises(ValueError, match="alpha"):
-        PrioritizedSliceSampler(16, -1.0, 1.0, slice_len=2)
-    with pytest.raises(ValueError, match="span"):
-        PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=2, span=(False, 2))

@@ -1,6 +1,10 @@
 """Slices of which each trajectory gives one an epoch."""
 
+import copy
 import itertools
+import pickle
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -8,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, ReplayBuffer, SliceSamplerWithoutReplacement
+from interop import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SliceSamplerWithoutReplacement
 from tests.interop.rows import refused
 from tests.interop.slice_model import SliceModel, check_law, drawn, shares
 
@@ -37,7 +41,7 @@ def test_every_order_and_every_start_comes_equally_often():
     data, whole = episodes(4, 3, 5)
     buffer = buffer_of(data, slice_len=3)
     orders, slices = Counter(), []
-    for _ in range(2000):
+    for _ in range(1000):
         epoch = drawn(buffer, 6) + drawn(buffer, 6)
         orders[tuple(where(epoch, whole))] += 1
         slices += epoch
@@ -121,3 +125,58 @@ def test_how_it_shows():
     buffer.extend(episodes(2, 2, 2, 2)[0])
     buffer.sample(2)
     assert repr(sampler).endswith("75.0000% left)")
+
+
+# ------------------------------------------------------------------ beside writes
+
+
+def items(ids, first):
+    return TensorDict({"x": torch.arange(first, first + len(ids)), "id": torch.tensor(ids)}, [len(ids)])
+
+
+def three_of_four(length, **choices):
+    sampler = SliceSamplerWithoutReplacement(slice_len=length, strict_length=False, traj_key="id")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, **choices)
+    buffer.extend(items([1] * 4 + [2] * 4 + [3] * 4, 0))
+    return buffer
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_batches_that_were_drawn_before_a_write_are_drawn_anew_of_a_copy(copied):
+    buffer = three_of_four(4, batch_size=4, prefetch=2)
+    buffer.sample()
+    buffer.extend(items([4] * 2, 100))
+    other = copied(buffer)
+    stored = [(2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (100, 101)]
+    assert sorted(tuple(other.sample()["x"].tolist()) for _ in stored) == stored  # the write began an epoch
+
+
+def test_ensembles_of_the_same_slices_in_any_order_while_others_write():
+    """No deadlock, and no slice of two trajectories or of another member."""
+    members = [three_of_four(2) for _ in range(3)]
+    ensembles = [
+        ReplayBufferEnsemble(*each, sample_from_all=True, batch_size=12, prefetch=2)
+        for each in (members, members[::-1], members[1:])
+    ]
+    ends, wrong = time.monotonic() + 1.0, []
+
+    def write(member):
+        first = 12
+        while time.monotonic() < ends:
+            member.extend(items([first] * 4, first))
+            first += 4
+
+    def read(ensemble):
+        while time.monotonic() < ends:
+            for part in ensemble.sample().unbind(0):
+                pairs = part["x"].reshape(-1, 2)
+                wrong.extend(pair for pair in pairs.tolist() if pair[1] != pair[0] + 1 or pair[0] // 4 != pair[1] // 4)
+
+    threads = [threading.Thread(target=write, args=(each,), daemon=True) for each in members]
+    threads += [threading.Thread(target=read, args=(each,), daemon=True) for each in ensembles]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert not any(each.is_alive() for each in threads)
+    assert wrong == []
