@@ -32,25 +32,18 @@ def buffer_of(**choices):
 
 REFUSED = [
     (lambda: SamplerWithoutReplacement(drop_last=1), TypeError, "drop_last"),
-    (lambda: SamplerWithoutReplacement(shuffle=None), TypeError, "shuffle"),
     (lambda: PrioritizedSampler(0, 1.0, 1.0), ValueError, "max_capacity"),
-    (lambda: PrioritizedSampler(2.5, 1.0, 1.0), TypeError, "max_capacity"),
     (lambda: PrioritizedSampler(10, 1.0, 1.0, dtype=torch.float16), NotImplementedError, "float16"),
     (lambda: ConsumingSampler(0), ValueError, "max_sample_count"),
-    (lambda: ConsumingSampler(True), TypeError, "max_sample_count"),
     (lambda: StalenessAwareSampler(max_staleness=-2), ValueError, "max_staleness"),
-    (lambda: StalenessAwareSampler(max_staleness=1.5), TypeError, "max_staleness"),
     (lambda: StalenessAwareSampler(staleness_weight_fn=3), TypeError, "staleness_weight_fn"),
     (lambda: setattr(StalenessAwareSampler(), "consumer_version", 2**63), ValueError, "consumer_version"),
-    (lambda: setattr(StalenessAwareSampler(), "consumer_version", 1.5), TypeError, "consumer_version"),
     (lambda: PromptGroupSampler(0), ValueError, "group_size"),
-    (lambda: PromptGroupSampler(2.0), TypeError, "group_size"),
     (lambda: PromptGroupSampler(2, max_uses=0), ValueError, "max_uses"),
     (lambda: PromptGroupSampler(2, staleness=3), TypeError, "staleness"),
     (lambda: SliceSampler(slice_len=2, cache_values=False, ends=ENDS), RuntimeError, "cache_values=True"),
     (lambda: SliceSampler(slice_len=2, pad_output=True), ValueError, "needs strict_length=False"),
     (lambda: SliceSampler(slice_len=4, span=-1), ValueError, "span"),
-    (lambda: SliceSampler(slice_len=4, span=1.5), TypeError, "span"),
     (lambda: SliceSampler(slice_len=4, span=(1, 2, 3)), ValueError, "a pair of these"),
     (lambda: SliceSampler(2), TypeError, "positional"),
     (lambda: PrioritizedSliceSampler(16, -1.0, 1.0, slice_len=2), ValueError, "alpha"),
@@ -59,20 +52,15 @@ REFUSED = [
     (lambda: buffer_of(sampler=SamplerWithoutReplacement(drop_last=True)), ValueError, "batch_size"),
     (lambda: buffer_of(consume_after_n_samples=0), ValueError, "consume_after_n_samples"),
     (lambda: buffer_of(consume_after_n_samples=2, sampler=RandomSampler()), TypeError, "RandomSampler"),
-    (lambda: buffer_of(consume_after_n_samples=2, sampler=RandomSampler), TypeError, "RandomSampler"),
     (
         lambda: buffer_of(consume_after_n_samples=2, sampler=ConsumingSampler(1)),
         ValueError,
         "consume_after_n_samples=2",
     ),
     (lambda: buffer_of(sample_unit=3), TypeError, "sample_unit"),
-    (lambda: buffer_of(sample_unit=Sequence), TypeError, "sample_unit"),
     (lambda: Sequence(0), ValueError, "length"),
-    (lambda: Sequence(2.5), TypeError, "length"),
     (lambda: Sequence(2, "wrap"), ValueError, "episode_boundary"),
     (lambda: Sequence(2, burn_in=-1), ValueError, "burn_in"),
-    (lambda: Sequence(2, bootstrap=-1), ValueError, "bootstrap"),
-    (lambda: Sequence(2, dilation=0), ValueError, "dilation"),
     (lambda: Sequence(2, done_key=()), TypeError, "done_key"),
 ]
 
@@ -85,19 +73,14 @@ def test_arguments_that_are_refused(make, error, match):
 
 SLICES = [
     ({}, TypeError, "one of num_slices and slice_len, got None and None"),
-    ({"num_slices": 2, "slice_len": 2}, TypeError, "one of num_slices and slice_len, got 2 and 2"),
     ({"slice_len": 0}, ValueError, "slice_len"),
-    ({"num_slices": 1.5}, TypeError, "num_slices"),
     ({"slice_len": 2, "end_key": "a", "end_keys": ["b"]}, RuntimeError, "one of end_key and end_keys"),
     ({"slice_len": 2, "end_key": ["a", "b"]}, TypeError, "end_key must be a name"),
-    ({"slice_len": 2, "traj_key": ()}, TypeError, "traj_key must be a name"),
     ({"slice_len": 2, "compile": 3}, TypeError, "compile must be a bool or a dict"),
     ({**STATIC, "ends": ENDS, "trajectories": IDS}, RuntimeError, "give one of ends and trajectories"),
     ({**STATIC, "ends": ENDS, "end_key": "a"}, RuntimeError, "neither end_key nor traj_key"),
     ({**STATIC, "ends": IDS}, TypeError, "ends must be bool"),
-    ({**STATIC, "trajectories": IDS.float()}, TypeError, "trajectories integers"),
     ({**STATIC, "ends": ENDS[:, None]}, RuntimeError, r"of shape \[items\], got shape \[8, 1\]"),
-    ({**STATIC, "ends": ENDS[:0]}, RuntimeError, r"of shape \[items\], got shape \[0\]"),
 ]
 
 
