@@ -3,59 +3,56 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields, StoredColumns
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, LoadOptions, as_arrays, as_tensors
 from interop.checkpoint.tensor_states import SavedRing, saved_ring
 from interop.data.keys import as_path, entries_below
-from interop.data.layout import Layout
+from interop.data.layout import Layout, Path
 from interop.data.numbers import whole
 from interop.host.rows import Rows
-from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.frame_rows import FrameRows, Scheme
-from interop.storages.storage import Storage
 from interop.storages.tensors import TensorStorage
 
 _ENDS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
 _MOST_FRAMES = 2**31  # their numbers are int32
-Path = tuple[Any, ...]
 
 
 class LazyFrameStorage(TensorStorage):
-    """Like `LazyTensorStorage` for items of a step and its "next": of each observation only its newest frame is stored.
+    """Like `LazyTensorStorage` for items of a step and its "next", but stores only the newest frame of each observation.
 
-    The older frames of a stack, and next observations, are those of the items before and behind in the same trajectory;
-    beside them the last frame of each trajectory is kept. For stacks of 4 that is an eighth of the memory, and what the
-    ends of trajectories take. Reads are exact, and copies: views, of `rb[int or slice]`, are only the other entries.
+    Reads take the older frames of a stack from the previous items of the trajectory, and the next observation from the
+    next item; only the last frame of each trajectory is stored besides. For stacks of 4 that is an eighth of the memory,
+    and the last frames. Reads are exact, and copies: `rb[int or slice]` gives views of the other entries only.
 
-    Rows are to be written one after the other, as a round-robin writer does. A write elsewhere, like `rb[3] = item`, is
-    a RuntimeError unless it leaves observations, ends and ids as they are.
+    Rows must be written one after the other, as a round-robin writer does. `rb[3] = item` is a RuntimeError; `set_` and
+    `update_` edit entries other than observations, ends and ids.
 
     Args:
         max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.
-        obs_key: the entry of the observation, or a list of some; ("next", *key) is the next one.
+        obs_key: the entry of the observation, or a list of some; ("next", *key) is the next observation.
         stack: frames in an observation.
         stack_dim: the dim of an observation along which its frames lie side by side, the newest last.
-        padding: what stands before the first frame of a trajectory: "first" for that frame again, "zero" for zeros.
-        end_keys: bool entries, one value an item, that are true in the last item of a trajectory; by default
-            ("next", "done"), ("next", "terminated") and ("next", "truncated"), of which one has to be stored.
-        traj_key: an integer entry; an item with another value than the one before begins a trajectory too.
-        finals: how many last frames there is room for, beyond which a write is a RuntimeError; by default as many as
+        padding: what precedes the first frame of a trajectory: "first" for that frame again, "zero" for zeros.
+        end_keys: bool entries, one value an item, that are true in the last item of a trajectory; by default those of
+            ("next", "done"), ("next", "terminated") and ("next", "truncated") that are stored, at least one.
+        traj_key: an integer entry; a trajectory also begins where it differs from the previous item.
+        finals: room for last frames of trajectories, beyond which a write is a RuntimeError; by default as many as
             items. They take memory as they are used.
-        check: refuse data whose observations do not follow from the items before, and would be read otherwise; a
-            ValueError. Without it such data is stored, and read as if it did.
+        check: refuse, by a ValueError, observations that do not follow from the previous items and would be read
+            otherwise. Without the check such data is stored, and read as if it followed.
         ndim: how many leading dims of the stored layout count as items. Trajectories go along the first one.
-        device: "cpu"; anything else is a ValueError.
         compilable: keep the length local to this process.
     """
 
     of_frames = True
+    _allocates = True
 
     def __init__(
         self,
@@ -70,14 +67,11 @@ class LazyFrameStorage(TensorStorage):
         finals: int | None = None,
         check: bool = True,
         ndim: int = 1,
-        device: torch.device | str = "cpu",
         compilable: bool = False,
     ) -> None:
-        if torch.device(device).type != "cpu":
-            raise ValueError(f"frames are stored on the CPU, got device={device}: cast samples to it with a transform")
         if padding not in ("first", "zero"):
             raise ValueError(f"padding must be 'first' or 'zero', got {padding!r}")
-        super().__init__(None, max_size, device="cpu", ndim=ndim, compilable=compilable)
+        super().__init__(None, max_size, ndim=ndim, compilable=compilable)
         self._obs_keys = [_path(key) for key in (obs_key if isinstance(obs_key, list) else [obs_key])]
         if not self._obs_keys or len(set(self._obs_keys)) < len(self._obs_keys):
             raise ValueError(f"obs_key must name observations, each once, got {obs_key!r}")
@@ -89,33 +83,26 @@ class LazyFrameStorage(TensorStorage):
         if self._finals is not None and self._finals >= _MOST_FRAMES - 1:
             raise ValueError(f"finals must be at most {_MOST_FRAMES - 2}, got {finals}")
 
-    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
-        scheme = self._scheme(layout, lead)
-        shares: list[Share] = []
-        for place, (name, shape, dtype) in enumerate(scheme.arrays()):
-            table = 0 <= place - len(scheme.rest) - 1 < len(scheme.pairs)
-            part = "items" if place < len(scheme.rest) else "frames"
-            kept = (shape[0] - scheme.finals, *shape[1:]) if table else shape
-            shares.append(planning.array(part, name, kept, dtype, "cpu"))
-            if table:  # the frames with which trajectories end take memory as they are stored
-                last = (scheme.finals, *shape[1:])
-                shares.append(planning.array(part, f"{name}, last ones", last, dtype, "cpu", counts="at most"))
-        return shares
-
-    def may_renew(self) -> bool:
-        return self.lock.processes is None
-
-    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        planning.refuse(self._planned(layout, lead))
-        return FrameRows(self._scheme(layout, lead))
+    # ------------------------------------------------------------------ which leaves are frames
 
     def _scheme(self, layout: Layout, lead: tuple[int, ...]) -> Scheme:
+        if layout.varied:
+            raise TypeError(
+                f"a LazyFrameStorage holds tensors of equal shapes, {list(layout.varied)} are text or ragged rows: use a "
+                "LazyTensorStorage"
+            )
+        paths = [leaf.path for leaf in layout.leaves]
+        ends = [key for key in _ENDS if key in paths] if self._end_keys is None else self._end_keys
+        if not ends and self._traj_key is None:
+            raise KeyError(
+                f"none of {list(_ENDS)} is in the data to mark ends of trajectories: give end_keys or traj_key"
+            )
         items = torch.Size(lead).numel()
         scheme = Scheme(
             leaves=layout.leaves,
             pairs=tuple(self._pair(layout, key) for key in self._obs_keys),
-            ends=self._ends(layout),
-            ids=None if self._traj_key is None else _signal(layout, self._traj_key),
+            ends=tuple(_marker(layout, key) for key in ends),
+            ids=None if self._traj_key is None else _marker(layout, self._traj_key),
             stack=self._stack,
             dim=self._stack_dim,
             zeros=self._zeros,
@@ -136,47 +123,55 @@ class LazyFrameStorage(TensorStorage):
                 f"{one.name} is {one.dtype} of shape {list(one.shape)}, {other.name} {other.dtype} of {list(other.shape)}: "
                 "an observation and the next one must be alike; nothing was written"
             )
-        if self._stack > 1:
-            dim = self._stack_dim
-            if not -len(one.shape) <= dim < len(one.shape) or one.shape[dim] % self._stack or not one.shape[dim]:
-                raise RuntimeError(
-                    f"{one.name} has shape {list(one.shape)}: stack_dim={dim} of it must hold the {self._stack} frames of "
-                    "a stack; nothing was written"
-                )
+        dim, dims = self._stack_dim, len(one.shape)
+        if self._stack > 1 and (not -dims <= dim < dims or one.shape[dim] % self._stack or not one.shape[dim]):
+            raise RuntimeError(
+                f"{one.name} has shape {list(one.shape)}: stack_dim={dim} of it must hold the {self._stack} frames of "
+                "a stack; nothing was written"
+            )
         return obs, following
 
-    def _ends(self, layout: Layout) -> tuple[int, ...]:
-        paths = [leaf.path for leaf in layout.leaves]
-        named = [key for key in _ENDS if key in paths] if self._end_keys is None else self._end_keys
-        if not named and self._traj_key is None:
-            raise KeyError(
-                f"none of {list(_ENDS)} is in the data, which say where trajectories end: give end_keys or traj_key"
-            )
-        return tuple(_signal(layout, key) for key in named)
+    # ------------------------------------------------------------------ memory and edits
 
-    def _layout_of(self, data: Any, dims: int) -> Layout:
-        layout = super()._layout_of(data, dims)
-        if layout.varied:
-            raise TypeError(
-                f"a LazyFrameStorage holds tensors alike in shape, {list(layout.varied)} are text or ragged rows: use a "
-                "LazyTensorStorage"
-            )
-        return layout
+    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
+        scheme = self._scheme(layout, lead)
+        shares: list[Share] = []
+        for part, name, shape, dtype in scheme.arrays():
+            if part == "frames":  # the last frames of trajectories take memory as they are stored
+                last = (scheme.finals, *shape[1:])
+                shares.append(planning.array(part, f"{name}, last ones", last, dtype, "cpu", counts="at most"))
+                shape = (scheme.first_final, *shape[1:])
+            shares.append(planning.array(part, name, shape, dtype, "cpu"))
+        return shares
+
+    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        planning.refuse(self._planned(layout, lead))
+        return FrameRows(self._scheme(layout, lead))
+
+    def _rows_of(self, tensors: Sequence[Tensor], in_jax: bool) -> Rows:
+        assert self.layout is not None
+        return FrameRows(self._scheme(self.layout, (self.row_count, *self.lanes)), tensors)
+
+    def _frames(self) -> FrameRows:
+        rows = self.own_rows()
+        assert isinstance(rows, FrameRows)
+        return rows
 
     def refuse_edit(self, paths: Iterable[Path]) -> None:
-        rows = self.rows
-        if isinstance(rows, FrameRows):
-            fixed = {rows.scheme.leaves[place].path: rows.scheme.leaves[place].name for place in rows.scheme.fixed}
-            hit = [fixed[path] for path in paths if path in fixed]
-            if hit:
-                raise RuntimeError(
-                    f"{', '.join(hit)} cannot be edited: observations, ends and ids say which frames items have, and stay "
-                    "as they were written; nothing was written"
-                )
+        if self.rows is None:
+            return
+        scheme = self._frames().scheme
+        fixed = {scheme.leaves[place].path: scheme.leaves[place].name for place in scheme.fixed}
+        hit = [fixed[path] for path in paths if path in fixed]
+        if hit:
+            raise RuntimeError(
+                f"{', '.join(hit)} cannot be edited: observations, ends and ids determine the frames of items, and stay "
+                "as they were written; nothing was written"
+            )
 
     def editable(self, given: Any) -> Any:
-        rows, layout = self.own_rows(), self.layout
-        assert isinstance(rows, FrameRows) and layout is not None and self.shape is not None
+        rows, layout = self._frames(), self.layout
+        assert layout is not None and self.shape is not None
         if not layout.is_tensordict:
             return super().editable(given)
         self.refuse_edit(_path(path) for path, _ in entries_below(given))
@@ -189,20 +184,17 @@ class LazyFrameStorage(TensorStorage):
 
     def _empty(self) -> None:
         super()._empty()
-        if isinstance(self.rows, FrameRows):
-            self.rows.clear()
+        if self.rows is not None:
+            self._frames().clear()
 
     # ------------------------------------------------------------------ checkpoints
 
     def saved(self) -> dict[str, Any]:
-        rows = self.rows
-        if not isinstance(rows, FrameRows):
+        if self.rows is None or self.layout is None:
             return {"layout": None}
-        parts: dict[str, Any] = rows.used()
-        parts.update(
-            rows=Columns(parts["rows"], rows.scheme.capacity), frames=Columns(parts["frames"], rows.scheme.frames)
-        )
-        assert self.layout is not None
+        rows = self._frames()
+        capacity = {"rows": rows.scheme.capacity, "frames": rows.scheme.first_final}
+        parts = {name: Columns(arrays, capacity.get(name)) for name, arrays in rows.used().items()}
         described = {"layout": saved_layout(self.layout), "ring": saved_ring(self), "scheme": rows.scheme.described()}
         return {**described, **parts}
 
@@ -214,31 +206,25 @@ class LazyFrameStorage(TensorStorage):
         layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
         fixed = self.fixed_layout
         if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
-            raise CheckpointMismatch(
-                f"{where} does not fit: its items, or their dims, are others than those of the storage"
-            )
+            raise CheckpointMismatch(f"{where} does not fit: the storage has other items, or items of other dims")
         rows = self._allocate(layout, (ring.capacity, *ring.lanes))
         assert isinstance(rows, FrameRows)
         ours, theirs = rows.scheme.described(), fields.any("scheme")
         other = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]]
-        other += [] if -(-self._max_size // max(rows.scheme.per_row, 1)) == ring.capacity else ["max_size"]
+        other += [] if self.rows_for(ring.lanes) == ring.capacity else ["max_size"]
         if other:
             raise CheckpointMismatch(f"{where} does not fit: it was built with another {', '.join(other)}")
-        (counts,) = (np.asarray(each) for each in fields.items("counts", 1))
-        if counts.dtype != np.int64 or counts.shape != (4,) or not rows.fits(counts, ring.filled):
+        for name in ("counts", *rows.used()):  # the counts say how much the others hold
+            _read(fields, name, rows, where)
+        if rows.stored != ring.filled:
             raise CheckpointCorrupt(f"{where}: its counts are not those of {ring.filled} rows")
-        for name, targets in rows.used(counts).items():
-            _read(fields, name, targets, where)
-        if not rows.is_sound():
-            raise CheckpointCorrupt(f"{where}: items name frames that there are not")
 
         def put() -> None:
             self.clear()
             if fixed is None:
                 self.adopt(layout, rows)
             else:  # other processes may have the memory
-                assert isinstance(self.rows, FrameRows)
-                for name, targets in self.rows.used(counts).items():
+                for name, targets in self._frames().used(rows.counts).items():
                     for target, found in zip(targets, rows.used()[name], strict=True):
                         target[...] = found
             self.ring.size = ring.filled
@@ -254,30 +240,8 @@ class LazyFrameStorage(TensorStorage):
             return {"_storage": as_tensors(saved), "initialized": self.initialized, "_len": len(self)}
 
     def restoring_dict(self, given: Any) -> Callable[[], None]:
-        return self.restoring(
-            as_arrays(Fields(given, f"the state_dict of a {type(self).__name__}").any("_storage"), self)
-        )
-
-    # ------------------------------------------------------------------ copies and other processes
-
-    def __getstate__(self) -> dict[str, Any]:
-        rows = self.rows
-        if not isinstance(rows, FrameRows):
-            return super().__getstate__()
-        state = Storage.__getstate__(self)
-        if starting_a_worker():
-            with self.lock.held():
-                rows.share()
-            memory = rows.memory
-        else:  # a pickle or copy is a storage of its own
-            memory = [tensor.clone() for tensor in rows.memory]
-        return {**state, "rows": None, "_tensors": None, "_scheme": rows.scheme, "_memory": memory}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        scheme, memory = state.pop("_scheme", None), state.pop("_memory", None)
-        super().__setstate__(state)
-        if scheme is not None:
-            self.rows = FrameRows(scheme, memory)
+        fields = Fields(given, f"the state_dict of a {type(self).__name__}")
+        return self.restoring(as_arrays(fields.any("_storage"), self))
 
     def __repr__(self) -> str:
         names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._obs_keys)
@@ -287,21 +251,17 @@ class LazyFrameStorage(TensorStorage):
         )
 
 
-def _read(fields: Fields, name: str, targets: list[np.ndarray], where: str) -> None:
-    found = fields.any(name)
-    stored = isinstance(found, StoredColumns)
-    if stored:
+def _read(fields: Fields, name: str, rows: FrameRows, where: str) -> None:
+    """Read a part of saved frames into its place. CheckpointCorrupt where it does not fit there."""
+    found, targets = fields.any(name), rows.used()[name]
+    try:
+        found = Columns(found) if isinstance(found, list) else found
         kinds = [(dtype, (found.rows, *shape)) for dtype, shape in zip(found.dtypes, found.shapes, strict=True)]
-    else:
-        found = list(map(np.asarray, fields.items(name)))
-        kinds = [(each.dtype, each.shape) for each in found]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{where}, {name}: the files do not hold arrays") from error
     if kinds != [(each.dtype, each.shape) for each in targets]:
         raise CheckpointCorrupt(f"{where}, {name}: the files do not hold what they should")
-    if stored:
-        found.read_into(targets)
-    else:
-        for target, each in zip(targets, found, strict=True):
-            target[...] = each
+    found.read_into(targets)
 
 
 def _path(key: Any) -> Path:
@@ -319,7 +279,7 @@ def _leaf(layout: Layout, path: Path) -> int:
     return found
 
 
-def _signal(layout: Layout, path: Path) -> int:
+def _marker(layout: Layout, path: Path) -> int:
     """The leaf of an end or an id."""
     place = _leaf(layout, path)
     leaf = layout.leaves[place]

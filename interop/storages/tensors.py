@@ -627,11 +627,15 @@ class TensorStorage(Storage):
         super().__setstate__(state)
         self.rows = None
         if tensors is not None:
-            in_jax = in_jax and rows_in_jax(tensors[0].device)
-            self.rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self.lanes)
+            self.rows = self._rows_of(self._in_own_memory(tensors), in_jax)
         if self.journal.memory is not None:
             self.journal.attach(self.ring)
             self.guard()
+
+    def _rows_of(self, tensors: Sequence[Tensor], in_jax: bool) -> Rows:
+        """The rows of a storage that was pickled or copied."""
+        in_jax = in_jax and rows_in_jax(tensors[0].device)
+        return (JaxRows.holding if in_jax else TorchRows)(tensors, self.lanes)
 
     def _in_own_memory(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Unpickled rows, in memory maps if this storage has these."""

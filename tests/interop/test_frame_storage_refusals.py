@@ -54,15 +54,8 @@ def filled():
     return both
 
 
-def test_other_entries_can_be_written_anywhere(filled):
+def test_other_entries_can_be_edited(filled):
     for buffer in (filled.frames, filled.whole):
-        item = buffer[3].clone()
-        item["action"] += 50
-        buffer[3] = item
-        rows = buffer[1:3].clone()
-        rows["next", "reward"] -= 7
-        buffer[[1, 2]] = rows
-        buffer[:] = buffer[:]
         buffer.set_("action", buffer[:]["action"] * 2)
         buffer.update_({("next", "reward"): torch.arange(5.0)[:, None]})
         buffer.set_at_("action", torch.tensor([8, 9]), [0, 4])
@@ -71,13 +64,12 @@ def test_other_entries_can_be_written_anywhere(filled):
     assert filled.whole[:]["action"][:2].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("index", [0, 3, -1, slice(0, 2), [4, 1]])
 @pytest.mark.parametrize("key", ["pixels", ("next", "pixels"), ("next", "done"), ("next", "truncated")])
-def test_a_write_elsewhere_of_what_says_which_frames_items_have_is_refused(filled, index, key):
-    before, rows = filled.frames[:].clone(), filled.frames[index].clone()
-    rows[key] = ~rows[key]
-    with pytest.raises(RuntimeError, match=r"the next row to write is 2.*nothing was written"):
-        filled.frames[index] = rows
+def test_writes_elsewhere_and_edits_of_frames_and_ends_are_refused(filled, key):
+    before = filled.frames[:].clone()
+    for index in (3, slice(0, 2), [4, 1]):
+        with pytest.raises(RuntimeError, match=r"the next row to write is 2.*nothing was written"):
+            filled.frames[index] = before[index]
     with pytest.raises(RuntimeError, match=r"cannot be edited.*nothing was written"):
         filled.frames.set_(key, ~before[key])
     with pytest.raises(RuntimeError, match="cannot be edited"):
@@ -108,10 +100,10 @@ def test_an_observation_that_does_not_follow_is_refused_and_fixes_nothing():
         (lambda rows: rows["pixels"][3].add_(1), r"row 3 of the data 'pixels' is not the next observation"),
         (
             lambda rows: rows["pixels"][2, :1].add_(1),
-            "begins a trajectory, and its older frames are not its newest one",
+            "begins a trajectory, and its older frames are not its newest",
         ),
         (lambda rows: rows["next", "pixels"][1, :1].add_(1), r"\('next', 'pixels'\) does not begin with the last 1 fr"),
-        (lambda rows: rows["next", "done"].zero_(), "mark where|Mark where"),
+        (lambda rows: rows["next", "done"].zero_(), "Mark where"),
     ]:
         buffer, bad = ReplayBuffer(storage=LazyFrameStorage(9, stack=2)), good.clone()
         bad["next", "truncated"].zero_()
@@ -174,12 +166,8 @@ def test_data_without_the_frames_that_were_named_is_refused_and_fixes_nothing(op
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"device": "cuda"}, ValueError, "stored on the CPU"),
         ({"padding": "reset"}, ValueError, "'first' or 'zero'"),
-        ({"stack": 0}, ValueError, "stack"),
         ({"stack_dim": 1.0}, TypeError, "stack_dim must be an int"),
-        ({"finals": 0}, ValueError, "finals"),
-        ({"obs_key": []}, ValueError, "obs_key must name"),
         ({"obs_key": ["a", "a"]}, ValueError, "each once"),
         ({"obs_key": 1.5}, TypeError, "a name or a tuple of names"),
     ],

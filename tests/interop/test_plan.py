@@ -130,7 +130,7 @@ def test_frames(stack, finals) -> None:
     )
     plan = buffer.plan(steps(4, (2,)))
     buffer.extend(steps(4, (2,)))
-    memory = buffer.storage.rows.memory
+    memory = buffer.storage.rows.tensors
     frame = 256 // stack
     assert plan.total == nbytes(memory) - frame * (CAPACITY if finals is None else finals)
     assert nbytes(memory) == sum(share.bytes or 0 for share in plan.shares)
