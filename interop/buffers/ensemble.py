@@ -97,7 +97,7 @@ class ReplayBufferEnsemble(Sampled):
                 *parts, p=p, sample_from_all=sample_from_all, num_buffer_sampled=num_buffer_sampled
             )
         else:
-            self.members, self._sampler = _made_of(*components)
+            self.members, self._sampler = _made_of(*components, self._collate_fns)
         if prefetch:
             for each in self.members:
                 each.sampler.check_fit(each.storage, each.writer, prefetches=True, expands=False)
@@ -391,7 +391,9 @@ class ReplayBufferEnsemble(Sampled):
         )
 
 
-def _made_of(storages: Any, samplers: Any, writers: Any) -> tuple[tuple[ReplayBuffer, ...], SamplerEnsemble]:
+def _made_of(
+    storages: Any, samplers: Any, writers: Any, collate_fns: Sequence[Any]
+) -> tuple[tuple[ReplayBuffer, ...], SamplerEnsemble]:
     """A buffer for each member of three ensembles, with the generator of its sampler; and the sampler of the ensemble.
 
     TypeError or ValueError for other components, and the errors of `ReplayBuffer`; nothing has changed then.
@@ -405,14 +407,20 @@ def _made_of(storages: Any, samplers: Any, writers: Any) -> tuple[tuple[ReplayBu
             )
     if not len(storages) == len(samplers) == len(writers):
         raise ValueError(f"there are {len(storages)} storages, {len(samplers)} samplers and {len(writers)} writers")
-    parts = list(zip(storages.members, samplers.members, writers.members, strict=True))
-    for storage, sampler, writer in parts:
+    transforms = storages.transforms or [None] * len(storages)
+    parts = list(zip(storages.members, samplers.members, writers.members, transforms, collate_fns, strict=True))
+    for storage, sampler, writer, _, _ in parts:
         check_fit(storage, sampler, writer, None, False)
     buffers = tuple(
         ReplayBuffer(
-            storage=storage, sampler=sampler, writer=writer, transform=chain, generator=sampler.buffer_generator
+            storage=storage,
+            sampler=sampler,
+            writer=writer,
+            transform=transform,
+            collate_fn=collate_fn,
+            generator=sampler.buffer_generator,
         )
-        for (storage, sampler, writer), chain in zip(parts, storages.transforms or [None] * len(parts), strict=True)
+        for storage, sampler, writer, transform, collate_fn in parts
     )
     return buffers, samplers
 

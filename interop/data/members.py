@@ -7,7 +7,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.data.class_names import class_of
-from interop.data.index import as_int, as_list
+from interop.data.index import as_int, as_list, as_tensor
 
 Member = TypeVar("Member")
 Whole = TypeVar("Whole")
@@ -48,12 +48,15 @@ def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[
 def named(index: Any, count: int) -> int | list[int]:
     """One of `count` places for an int; a list of places for a slice, `...`, list, range, array, mask or tensor.
 
-    IndexError out of range or for no place, TypeError for floats and for what is no index.
+    IndexError out of range or for no place, TypeError for floats and other objects, RuntimeError for several dims.
     """
     single = as_int(index)
     if single is not None:
         return _in_range(single, count)
-    places = [_in_range(place, count) for place in as_list(slice(None) if index is Ellipsis else index, count)]
+    given: Any = slice(None) if index is Ellipsis else index
+    if not isinstance(given, slice) and (given := as_tensor(given)).ndim > 1:
+        raise RuntimeError(f"an ensemble is indexed with one dim of members, got an index of {given.ndim} dims")
+    places = [_in_range(place, count) for place in as_list(given, count)]
     if not places:
         raise IndexError("the index names no member, an ensemble needs at least one")
     return places
