@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -188,37 +186,6 @@ def test_what_jax_still_computes_is_in_the_tensor(device, copy):
         tensor = to_torch(power(jnp.ones_like(factor)), copy=copy)
         spread = (tensor - 1).abs().amax()
     assert float(spread) < 1e-3
-
-
-# ------------------------------------------------------------------ any shape, any strides
-
-
-@st.composite
-def strided(draw: st.DrawFn) -> Tensor:
-    """A tensor of any dtype: a random shape, permuted, cut and stepped through."""
-    dtype = draw(st.sampled_from(list(bridge.DTYPES)))
-    shape = draw(st.lists(st.integers(0, 4), max_size=4))
-    raw = np.random.default_rng(draw(st.integers(0, 2**32 - 1))).integers(0, 256, (max(1, int(np.prod(shape))), 16))
-    memory = torch.from_numpy(raw.astype(np.uint8))
-    values = memory[:, 0] > 127 if dtype == torch.bool else memory.view(dtype)[:, 0]
-    tensor = values[: int(np.prod(shape))].reshape(shape)
-    tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
-    for dim in range(len(shape)):
-        tensor = tensor.narrow(dim, 0, tensor.shape[dim])[(slice(None),) * dim + (slice(None, None, draw(STEPS)),)]
-    return tensor
-
-
-STEPS = st.integers(1, 3)
-
-
-@given(tensor=strided(), copy=st.booleans(), wide=st.booleans())
-def test_any_tensor_comes_back_as_it_went(tensor, copy, wide):
-    with jax.enable_x64(wide):
-        array = to_jax(tensor, copy=copy)
-        back = to_torch(array, copy=copy)
-    assert same_bits(array, tensor)
-    assert same_bits(back, tensor)
-    assert back.is_contiguous()
 
 
 # ------------------------------------------------------------------ what cannot cross

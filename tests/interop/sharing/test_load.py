@@ -92,12 +92,20 @@ def test_a_sampler_of_the_user_hears_of_what_other_processes_write(tmp_path, in_
     in_a_fork(
         """
         import os, torch
-        from interop import LazyMemmapStorage, ReplayBuffer
-        from tests.interop.test_own_components import Uniform
+        from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer
+
+        class Noting(RandomSampler):
+            heard = []
+
+            def mark_update(self, index, *, storage=None):
+                self.heard.append(torch.as_tensor(index).tolist())
+
+            def _empty(self):
+                self.heard.append("empty")
 
         storage = LazyMemmapStorage(8, scratch_dir=path)
         writing = ReplayBuffer(storage=storage)
-        buffer = ReplayBuffer(storage=storage, sampler=Uniform(), writer=writing.writer)
+        buffer = ReplayBuffer(storage=storage, sampler=Noting(), writer=writing.writer)
         buffer.extend(torch.arange(2))
         for empty, count in (False, 3), (True, 1):
             if (child := os.fork()) == 0:

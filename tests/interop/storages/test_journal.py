@@ -3,8 +3,6 @@
 import copy
 import multiprocessing
 import pickle
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,80 +104,11 @@ def named(tmp_path, capacity, **options):
     return LazyMemmapStorage(capacity, scratch_dir=tmp_path / "data", **options)
 
 
-def guarded(kind, tmp_path, capacity):
-    """A buffer whose writes are guarded."""
-    if kind == "named":
-        return ReplayBuffer(storage=named(tmp_path, capacity))
-    buffer = ReplayBuffer(storage=(LazyTensorStorage if kind == "tensor" else LazyMemmapStorage)(capacity))
-    buffer.extend(nested_td([0]))
-    buffer.storage.share()
-    buffer.empty()
-    return buffer
-
-
 def state(buffer):
     ring = buffer.storage.ring
     counts = (len(buffer), ring.cursor, buffer.write_count, ring.written)
     rows = buffer[:].clone().unlock_() if len(buffer) else None
     return counts, rows
-
-
-@pytest.mark.parametrize("kind", ["named", "tensor", "memmap"])
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_a_write_that_breaks_off_anywhere_leaves_what_was(kind, in_parts, tmp_path, monkeypatch):
-    if in_parts:
-        monkeypatch.setattr(journal, "LARGEST", 300)
-        monkeypatch.setattr(journal, "_PAGE", 8)
-    buffer = guarded(kind, tmp_path, 8)
-    buffer.extend(nested_td(range(6)))
-    writes = [
-        lambda: buffer.extend(nested_td([10, 11, 12, 13, 14])),
-        lambda: buffer.add(nested_td([20])[0]),
-        lambda: buffer._writer.write_at([5, 0, 5], nested_td([30, 31, 32])),
-        lambda: buffer.__setitem__(slice(None), nested_td(range(40, 40 + len(buffer)))),
-        lambda: buffer.empty(),
-    ]
-    for write in writes:
-        before, number = state(buffer), 0
-        while True:
-            number += 1
-            left = [number]
-
-            def trace(frame, event, _, left=left):
-                if event == "line" and (Path(frame.f_code.co_filename).name, frame.f_code.co_name) in _WITHIN:
-                    left[0] -= 1
-                    if not left[0]:
-                        sys.settrace(None)
-                        raise Stop
-                return trace
-
-            sys.settrace(trace)
-            try:
-                write()
-            except Stop:
-                sys.settrace(None)
-                after = state(buffer)
-                if in_parts and after[0] != before[0]:
-                    before = after  # a part counts
-                    continue
-                if not in_parts:
-                    assert after[0] == before[0]
-                    check_same(after[1], before[1])
-                continue
-            finally:
-                sys.settrace(None)
-            break
-        assert number > 2
-
-
-_WITHIN = {
-    "writes.py": ("write_at", "_write_part", "_write_parts"),
-    "rows.py": ("write_run", "write_at", "_copy"),
-    "ring.py": ("wrote_run", "edited"),
-    "journal.py": ("save",),
-    "round_robin.py": ("_advance",),
-}
-_WITHIN = {(file, name) for file, names in _WITHIN.items() for name in names}
 
 
 @given(
