@@ -169,13 +169,6 @@ class Folder:
             raise
         self._list([*listed, name])
 
-    def abandon(self) -> None:
-        """Give up a folder in which no storage was made."""
-        if self._is_new:
-            self._remove([LOCK])
-        self._remove_folders()
-        self.close()
-
     def remove(self) -> bool:
         """Remove the files, and the folders that this leaves empty. False where there are none, or for a worker."""
         if not self.is_here or not self._holds_storage:
@@ -191,9 +184,12 @@ class Folder:
         self._remove_folders()
         return True
 
-    def end(self, removes: bool) -> None:
-        """Give up the folder at the end of its storage. Files in which nothing was ever stored are removed."""
-        if removes or not is_there(self._path):
+    def end(self, removes: bool = False) -> None:
+        """Give up the folder. Files are removed on request, or where nothing was ever stored in them."""
+        if self.is_here and not self._holds_storage:  # none was made
+            self._remove([LOCK] if self._is_new else [])
+            self._remove_folders()
+        elif removes or not is_there(self._path):
             self.remove()
         self.close()
 

@@ -261,7 +261,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             folder.make(sizes, texts, self._described(layout, lead, sizes), self.existsok)
         except BaseException:
             if self.folder is None:
-                folder.abandon()
+                folder.end()
             raise
         if self.folder is None or not layout.leaves:
             shutil.rmtree(folder.path / VALUES, ignore_errors=True)  # of the items that these replace
