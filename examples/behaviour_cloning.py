@@ -30,7 +30,7 @@ from interop import (
     TensorStorageCheckpointer,
 )
 from interop.postprocs import split_trajectories
-from interop.transforms import Compose, DoubleToFloat, ObservationNorm, SelectTransform, ToTensorImage
+from interop.transforms import Compose, DoubleToFloat, SelectTransform, ToTensorImage, VecNorm
 
 REACHED = 0.9  # of the way from the return of random actions to that of the controller
 STEPS = 200  # of an episode, which nothing ends before
@@ -158,11 +158,12 @@ def check(rb: TensorDictReplayBuffer, recorded: ReplayBuffer, episodes: TensorDi
 
 def transforms(rb: TensorDictReplayBuffer) -> Compose:
     """Transforms from pictures to inputs, by mean and deviation of each pixel over the data. Adds them to the buffer."""
-    norm = ObservationNorm(in_keys=["pixels"], standard_normal=True, eps=0.05)
+    norm = VecNorm(["pixels"], decay=1.0, eps=0.05**2)
     for each in (SelectTransform("pixels", "expert"), DoubleToFloat(in_keys=["expert"]), ToTensorImage()):
         rb.append_transform(each)
-    norm.init_stats(rb[start : start + 1000] for start in range(0, len(rb), 1000))
-    rb.append_transform(norm)
+    for start in range(0, len(rb), 1000):
+        norm.update(rb[start : start + 1000])
+    rb.append_transform(norm.to_observation_norm())
     return rb.transform[2:]
 
 

@@ -1,4 +1,4 @@
-"""Rows of trajectories, one after the other in time, as a row for each trajectory."""
+"""Splits rollouts into trajectories: one padded row for each."""
 
 from typing import Any
 
@@ -28,22 +28,21 @@ def split_trajectories(
     done_key: Any = None,
     as_nested: bool = False,
 ) -> TensorDict:
-    """The trajectories of [*batch, time] as [trajectories, longest], zeros behind the end of each; names of dims are lost.
+    """Splits data of [*batch, time] into trajectories, [trajectories, longest], padded with zeros. Names of dims are lost.
 
-    A trajectory ends where the id changes, or, without ids, where it is done; and with its batch row. Rows of one id that do
-    not follow each other are several trajectories. They come in the order of their first rows. Entries that are no tensors
-    get None behind the ends, one value for all stays one. Each value is copied once.
+    A trajectory ends where the id changes or, without ids, where it is done; and with its batch row. Equal ids that do not
+    follow each other are different trajectories. The order is that of their first rows. Entries that are no tensors are
+    padded with None; one value for all stays one.
 
     Args:
         rollout_tensordict: the rows; not changed.
-        prefix: where "traj_ids" are. "collector" if there is such an entry, otherwise the root.
-        trajectory_key: ids of trajectories, one value a row, in place of those. Without this entry they are made: 0, 1, ...
-        done_key: the entry below "next" that says where trajectories end, if there are no ids. "done" if None.
-        as_nested: nested tensors, [trajectories, -1], without the mask. Where all have one length, the batch size tells it.
+        prefix: where "traj_ids" are; "collector" if there is such an entry, otherwise the root.
+        trajectory_key: key of the ids instead, one value a row. Missing ids are made: 0, 1, ...
+        done_key: the entry under "next" that ends trajectories if there are no ids; "done" by default.
+        as_nested: return nested tensors, [trajectories, -1], without the mask.
 
-    Returns all entries, the ids, and beside these in "mask" which rows are of the trajectory.
-
-    Raises KeyError for a missing done entry, ValueError for entries with several values a row, or data without a time.
+    Returns all entries, the ids, and beside these "mask": which rows are of the trajectory. KeyError for a missing done
+    entry, ValueError for entries with several values a row and data without time.
     """
     data = rollout_tensordict
     if not is_tensor_collection(data) or not isinstance(data, TensorDictBase):
@@ -81,13 +80,13 @@ def split_trajectories(
 
 
 def _nested(value: Tensor, dims: int, lengths: np.ndarray) -> Tensor:
-    """Rows of `dims` batch dims as a nested tensor of trajectories."""
+    """Rows as a nested tensor of trajectories."""
     rows = value.flatten(0, dims - 1).clone(memory_format=torch.contiguous_format)
     return nested(rows, sizes(torch.from_numpy(lengths), tuple(value.shape[dims:])))
 
 
 def _padded(value: Tensor, dims: int, mask: np.ndarray) -> Tensor:
-    """Rows of `dims` batch dims where the mask is true, and zeros."""
+    """Rows where the mask is true, and zeros."""
     shape = (*mask.shape, *value.shape[dims:])
     if value.device.type == "cpu" and not value.requires_grad and value.numel():
         made = fresh_zeros(shape, value.dtype)
@@ -99,7 +98,7 @@ def _padded(value: Tensor, dims: int, mask: np.ndarray) -> Tensor:
 
 
 def _padded_objects(value: Any, mask: np.ndarray) -> Any:
-    """The objects of rows where the mask is true, and None."""
+    """Objects where the mask is true, and None."""
     flat = np.empty(mask.shape, object)
     flat[mask] = np.fromiter(_each(value.tolist(), len(value.batch_size)), object, int(mask.sum()))
     return NonTensorStack.from_list(flat.tolist())
@@ -120,10 +119,9 @@ def _stops(data: TensorDictBase, ids: Any, id_path: Path, done_path: Path) -> np
     else:
         done = data.get(done_path, None)
         if done is None:
-            known = ", ".join(shown(as_path(key)) for key in data.keys(True, True))
+            known = ", ".join(shown(as_path(key)) for key in data.keys(True, True)) or "no entries"
             raise KeyError(
-                f"{shown(done_path)} is missing, which tells where trajectories end, and so is {shown(id_path)}; there "
-                f"are {known or 'no entries'}"
+                f"{shown(done_path)} and {shown(id_path)} are missing: one must end trajectories; there are {known}"
             )
         ends = _one_each(done, done_path, data) != 0
         ends[:, -1:] = True
@@ -136,8 +134,8 @@ def _one_each(value: Any, path: Path, data: TensorDictBase) -> np.ndarray:
         raise TypeError(f"{shown(path)} must be a tensor, got {type(value).__name__}")
     if value.numel() != data.batch_size.numel():
         raise ValueError(
-            f"{shown(path)} has the shape {list(value.shape)}, the rows have {list(data.shape)}: it does not tell which "
-            "trajectory a row is of. Give the key of an entry with one value a row"
+            f"{shown(path)} has the shape {list(value.shape)}, the rows have {list(data.shape)}: give the key of an entry "
+            "with one value a row"
         )
     held = dense(value.detach().as_subclass(Tensor))
     held = held.view(torch.int16) if held.dtype in (torch.uint16, torch.bfloat16) else held

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.transforms.transform import Keys, TensorTransform, Transform, expect_tensordict, put, tensors
+from interop.transforms.transform import Keys, TensorTransform, Transform, expect_tensordict, tensors
 
 
 class DTypeCastTransform(TensorTransform):
@@ -89,67 +89,30 @@ class DoubleToFloat(DTypeCastTransform):
         super().__init__(torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv)
 
 
-class DeviceCastTransform(TensorTransform):
-    """Moves entries to a device when they are read, and to another when they are written.
+class DeviceCastTransform(Transform):
+    """Moves data to a device when it is read, and to another when it is written.
 
     Args:
         device: where data is read.
-        orig_device: where it is stored; None to leave written entries where they are.
-        in_keys: entries to move when read; None for all, and also for `in_keys_inv`. With keys, a tensordict of another
-            device no longer has a device of its own.
-        out_keys: where they go; `in_keys` by default.
-        in_keys_inv: entries to move when written: their names in the storage.
-        out_keys_inv: their names outside; `in_keys_inv` by default.
+        orig_device: where it is stored; None to leave written data where it is.
     """
 
     invertible = True
 
-    def __init__(
-        self,
-        device: torch.device | str | int,
-        orig_device: torch.device | str | int | None = None,
-        *,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        in_keys_inv: Keys = None,
-        out_keys_inv: Keys = None,
-    ) -> None:
-        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+    def __init__(self, device: torch.device | str | int, orig_device: torch.device | str | int | None = None) -> None:
+        super().__init__()
         self.device = torch.device(device)
         self.orig_device = None if orig_device is None else torch.device(orig_device)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self._moved(next_tensordict, self.device, self.in_keys, self.out_keys)
+        expect_tensordict(type(self).__name__, next_tensordict)
+        return next_tensordict.to(self.device)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if self.orig_device is None:
-            return tensordict
-        return self._moved(tensordict, self.orig_device, self.out_keys_inv, self.in_keys_inv)
-
-    def _apply_transform(self, obs: Tensor) -> Tensor:
-        return obs.to(self.device)
-
-    def _moved(
-        self, data: TensorDictBase, device: torch.device, sources: list[Any], names: list[Any]
-    ) -> TensorDictBase:
-        expect_tensordict(type(self).__name__, data)
-        if not self.in_keys and not self.in_keys_inv:
-            return data.to(device)
-        if data.device in (None, device) or data.is_locked:
-            return self._each(data, sources, names, lambda value: value.to(device))
-        # A tensordict with a device moves new entries there: change a copy first, then this one, which then cannot fail.
-        moved = self._each(data.copy().clear_device_(), sources, names, lambda value: value.to(device))
-        put(
-            type(self).__name__,
-            data.clear_device_(),
-            [(key, each) for key in names if (each := moved.get(key, None)) is not None],
-        )
-        return data
+        return tensordict if self.orig_device is None else tensordict.to(self.orig_device)
 
     def __repr__(self) -> str:
-        named = self.in_keys or self.in_keys_inv
-        keys = f", keys={self.in_keys}, keys_inv={self.in_keys_inv}" if named else ""
-        return f"{type(self).__name__}(device={self.device}, orig_device={self.orig_device}{keys})"
+        return f"{type(self).__name__}(device={self.device}, orig_device={self.orig_device})"
 
 
 class PinMemoryTransform(Transform):

@@ -106,8 +106,6 @@ class Resize(ImageTransform):
             return observation
         if 0 in observation.shape[:-3]:
             return observation.new_empty((*observation.shape[:-2], *size))
-        if self.interpolation.startswith("nearest"):
-            return _nearest(observation, size, self.interpolation)
         resized = _resized(observation.reshape(-1, *observation.shape[-3:]), size, self.interpolation)
         return resized.reshape(*observation.shape[:-2], *size)
 
@@ -192,26 +190,17 @@ def _sizes(w: Any, h: Any) -> tuple[int, int]:
     return whole("w", w), whole("h", w if h is None else h)
 
 
-def _nearest(images: Tensor, size: Sequence[int], mode: str) -> Tensor:
-    """Pixels of the images themselves, of any dtype."""
-    for dim, wanted in ((-2, size[0]), (-1, size[1])):
-        places = torch.arange(images.shape[dim], dtype=torch.float64, device=images.device)
-        chosen = functional.interpolate(places[None, None], size=wanted, mode=mode)[0, 0]
-        images = images.index_select(dim, chosen.long())
-    return images
-
-
 def _resized(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Averages of pixels of images [images, channels, height, width]."""
-    if images.dtype == torch.bool:
+    """Images [images, channels, height, width] of another size."""
+    antialias = mode in ("bilinear", "bicubic")
+    if images.dtype == torch.bool and not mode.startswith("nearest"):
         raise TypeError(f"bools cannot be averaged: interpolation='nearest' is needed, not {mode!r}")
-    antialias = mode != "area"
-    of_bytes = images.dtype == torch.uint8 and antialias and images.is_cpu  # torch has none for other devices
+    of_bytes = images.dtype == torch.uint8 and mode != "area" and images.is_cpu  # torch has none for other devices
     if images.is_complex() or images.dtype in (torch.float32, torch.float64) or of_bytes:
         return functional.interpolate(images, size=size, mode=mode, antialias=antialias)
     wide = torch.float64 if not images.is_floating_point() and images.dtype.itemsize > 2 else torch.float32
     resized = functional.interpolate(images.to(wide), size=size, mode=mode, antialias=antialias)
-    if not images.is_floating_point():
+    if not images.is_floating_point() and images.dtype != torch.bool:
         held = torch.iinfo(images.dtype)
         resized = resized.round_().clamp_(held.min, held.max)
     return resized.to(images.dtype)

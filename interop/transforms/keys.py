@@ -80,11 +80,10 @@ class SelectTransform(Transform):
         self.selected_keys = as_keys("each argument", list(selected_keys))
         self.keep_reward_keys, self.keep_done_keys = bool(keep_rewards), bool(keep_dones)
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Delete the entries that are not selected, in place."""
-        return self._selected(tensordict, "done")
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self._selected(next_tensordict, "done")
+
+    def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return self._selected(next_tensordict, *DEFAULT_DONE_KEYS)  # an environment needs all flags of ends
 
     def _selected(self, data: TensorDictBase, *dones: str) -> TensorDictBase:

@@ -7,34 +7,67 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.transforms.chain import Compose
-from interop.transforms.transform import Keys, TensorTransform, Transform, as_keys, expect_tensordict, put
+from interop.transforms.transform import Keys, TensorTransform, Transform, expect_tensordict, put
 
 _UPDATES = threading.Lock()  # of statistics; one for all transforms, as it is held for microseconds
 
 
-class RewardScaling(TensorTransform):
-    """Multiplies rewards by a scale and adds a location, or (reward - loc) / scale. Both are buffers of the module.
+class Affine(TensorTransform):
+    """Multiplies entries by a scale and adds a location, or (value - loc) / scale. Both are buffers of the module.
 
     Integers become floats.
 
     Args:
-        loc: a number, or a tensor of the last dims of rewards.
+        loc: a number, or a tensor of the last dims of entries.
         scale: the same.
         standard_normal: subtract and divide.
 
-    TypeError for wrong types; ValueError for a scale of zero to divide by, and for shapes that do not fit.
+    TypeError for wrong types, ValueError for a scale of zero to divide by and for results of another shape.
     """
 
-    default_key = "reward"
     keeps_shape = True
     loc: Tensor
     scale: Tensor
     standard_normal: Tensor
+
+    def _set(self, loc: float | Tensor, scale: float | Tensor, standard_normal: bool) -> None:
+        """Register the numbers."""
+        for name, value in (("loc", loc), ("scale", scale)):
+            if not isinstance(value, int | float | Tensor) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
+            found = torch.tensor(float(value), device="cpu") if not isinstance(value, Tensor) else value.detach()
+            self.register_buffer(name, _as_floating(found))
+        if standard_normal and bool((self.scale == 0).any()):
+            raise ValueError(f"scale must not contain 0 with standard_normal, got {scale}")
+        self.register_buffer("standard_normal", torch.as_tensor(standard_normal, device="cpu"))
+
+    def _scaled(self, value: Tensor, standard_normal: bool) -> Tensor:
+        value = _as_floating(value)
+        loc, scale = _laid_out(self.loc, value), _laid_out(self.scale, value)
+        made = value - loc if standard_normal else value * scale
+        other = scale if standard_normal else loc
+        if other.dtype == made.dtype and made.shape == value.shape:  # memory is written once
+            return made.div_(other) if standard_normal else made.add_(other)
+        return made / other if standard_normal else made + other
+
+    def _apply_transform(self, obs: Tensor) -> Tensor:
+        return self._scaled(obs, bool(self.standard_normal))
+
+    def __repr__(self) -> str:
+        if self.loc.numel() != 1 or self.scale.numel() != 1:
+            return f"{type(self).__name__}(keys={self.in_keys})"
+        return f"{type(self).__name__}(loc={self.loc.item():4.4f}, scale={self.scale.item():4.4f}, keys={self.in_keys})"
+
+
+class RewardScaling(Affine):
+    """Multiplies rewards by a scale and adds a location. Arguments as for `Affine`; `in_keys` are ["reward"] by default."""
+
+    default_key = "reward"
 
     def __init__(
         self,
@@ -45,149 +78,40 @@ class RewardScaling(TensorTransform):
         standard_normal: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        standard = torch.as_tensor(standard_normal, device="cpu")
-        self.register_buffer("standard_normal", standard)
-        self.register_buffer("loc", _parameter("loc", loc))
-        self.register_buffer("scale", _parameter("scale", scale, divides=bool(standard)))
-
-    def _apply_transform(self, reward: Tensor) -> Tensor:
-        return _scaled(reward, self.loc, self.scale, bool(self.standard_normal))
-
-    def __repr__(self) -> str:
-        return type(self).__name__ + _described(self.loc, self.scale, self.in_keys)
+        self._set(loc, scale, standard_normal)
 
 
-class ObservationNorm(TensorTransform):
-    """Multiplies entries by a scale and adds a location, or (value - loc) / scale; the opposite when written.
+class ObservationNorm(Affine):
+    """Multiplies entries by a scale and adds a location when read; does the opposite when written.
 
-    Integers become floats. Without `loc` and `scale`, call `init_stats` or load a checkpoint before the first use.
-
-    Args:
-        loc: a number, or a tensor of the last dims of entries; None for `init_stats`.
-        scale: the same. A number is at least `eps`, a tensor is taken as it is.
-        standard_normal: subtract and divide.
-        eps: least scale of a number and of `init_stats`; by default that of the dtype of a tensor `scale`, or 1e-6.
-
-    ValueError for only one of `loc` and `scale`, no `in_keys`, a scale of zero to divide by, and shapes that do not fit.
-    RuntimeError for use without `loc` and `scale`.
+    Arguments as for `Affine`, and `in_keys` must be given. A number `scale` is at least `eps`, a tensor is taken as it is.
+    `VecNorm.to_observation_norm()` finds both from data.
     """
 
-    invertible = keeps_shape = True
-    loc: Tensor | None
-    scale: Tensor | None
+    invertible = True
 
     def __init__(
         self,
-        loc: float | Tensor | None = None,
-        scale: float | Tensor | None = None,
+        loc: float | Tensor,
+        scale: float | Tensor,
         in_keys: Keys = None,
         out_keys: Keys = None,
         in_keys_inv: Keys = None,
         out_keys_inv: Keys = None,
         standard_normal: bool = False,
-        eps: float | None = None,
+        eps: float = 1e-6,
     ) -> None:
         if in_keys is None:
             raise ValueError("ObservationNorm needs in_keys: the entries to normalize")
-        if (loc is None) != (scale is None):
-            raise ValueError(f"give both loc and scale, or none of them: got loc={loc}, scale={scale}")
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.standard_normal = bool(standard_normal)
-        if eps is None:
-            eps = torch.finfo(scale.dtype).eps if isinstance(scale, Tensor) and scale.is_floating_point() else 1e-6
-        self.eps = eps
-        # Saved in the extra state, which a module without them can load as well.
-        self.register_buffer("loc", None, persistent=False)
-        self.register_buffer("scale", None, persistent=False)
-        if scale is not None:
-            if not isinstance(scale, Tensor):
-                if scale < 0:
-                    raise ValueError(f"scale must not be negative, got {scale}: give a tensor to turn signs around")
-                scale = max(scale, self.eps)
-            self.loc, self.scale = _parameter("loc", loc), _parameter("scale", scale, divides=self.standard_normal)
-
-    @property
-    def initialized(self) -> bool:
-        """Whether there are a location and a scale."""
-        return self.loc is not None
-
-    def _apply_transform(self, obs: Tensor) -> Tensor:
-        return self._scaled(obs, self.standard_normal)
+        if isinstance(scale, int | float):
+            if scale < 0:
+                raise ValueError(f"scale must not be negative, got {scale}: give a tensor to turn signs around")
+            scale = max(scale, eps)
+        self._set(loc, scale, standard_normal)
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
         return self._scaled(state, not self.standard_normal)
-
-    def _scaled(self, value: Tensor, standard_normal: bool) -> Tensor:
-        if self.loc is None or self.scale is None:
-            raise RuntimeError(
-                "there are no loc and scale: give them to the constructor, or call init_stats() with data"
-            )
-        return _scaled(value, self.loc, self.scale, standard_normal)
-
-    def init_stats(
-        self,
-        data: TensorDictBase | Iterable[TensorDictBase],
-        reduce_dim: int | Sequence[int] = 0,
-        key: NestedKey | None = None,
-        keep_dims: int | Sequence[int] = (),
-    ) -> None:
-        """Find the location and scale that give entries of data mean zero and standard deviation one.
-
-        Args:
-            data: a tensordict, such as `rb[:]` before this is part of the buffer, or several, which are added up one by one.
-            reduce_dim: dims of the entry to take the mean over.
-            key: the entry; by default the only one of `in_keys`.
-            keep_dims: dims of `reduce_dim` that stay with size one.
-
-        KeyError for a missing entry, TypeError for other data. ValueError for wrong dims, data of different shapes, fewer
-        than two values, infinities and NaNs. RuntimeError if there are a location and scale. Then nothing has changed.
-        """
-        if self.initialized:
-            raise RuntimeError(f"loc and scale are there already: {self.loc}, {self.scale}")
-        if hasattr(data, "sample"):
-            raise TypeError("init_stats() takes tensordicts: pass rb[:] for the rows of a buffer")
-        if key is None and len(self.in_keys) != 1:
-            raise ValueError(f"key must say which of {self.in_keys} the statistics are of")
-        (read,) = self.in_keys if key is None else as_keys("key", key)
-        found: Moments | None = None
-        for batch in [data] if is_tensor_collection(data) else data:
-            expect_tensordict("init_stats()", batch)
-            value = _real(read, self._get(batch, read))
-            new = Moments.of(value, _positive(reduce_dim, value.ndim))
-            if found is not None and found.mean.shape != new.mean.shape:
-                raise ValueError(f"{read!r}: data of different shapes: {found.mean.shape} and {new.mean.shape}")
-            if new.weight > 0:
-                found = new if found is None else found.merged(new)
-                dtype = _as_floating(value).dtype
-        if found is None or found.weight < 2:
-            raise ValueError(f"{read!r}: at least two values are needed for a standard deviation")
-        if not found.is_finite():
-            raise ValueError(f"{read!r}: infinities or NaNs are among the values: remove them before init_stats()")
-        loc, scale = found.mean, (found.squares / (found.weight - 1)).sqrt()
-        if not self.standard_normal:
-            scale = 1 / scale.clamp_min(self.eps)
-            loc = -loc * scale
-        gone = tuple(set(_positive(reduce_dim, loc.ndim)) - set(_positive(keep_dims, loc.ndim)))
-        self.loc, self.scale = loc.squeeze(gone).to(dtype), scale.squeeze(gone).clamp_min(self.eps).to(dtype)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The direction, location and scale."""
-        return {"standard_normal": self.standard_normal, "loc": self.loc, "scale": self.scale}
-
-    def set_extra_state(self, state: Any) -> None:
-        """Load a state. ValueError for a wrong one, or other shapes."""
-        if not isinstance(state, Mapping) or set(state) != {"standard_normal", "loc", "scale"}:
-            raise ValueError(f"the state of an ObservationNorm is standard_normal, loc and scale, got {state!r}")
-        loc, scale = (
-            None if state[name] is None else _parameter(name, state[name]).clone() for name in ("loc", "scale")
-        )
-        for new, here in ((loc, self.loc), (scale, self.scale)):
-            if new is not None and here is not None and new.shape != here.shape:
-                raise ValueError(f"loc and scale are {list(new.shape)}, here {list(here.shape)}")
-        self.loc, self.scale, self.standard_normal = loc, scale, bool(state["standard_normal"])
-
-    def __repr__(self) -> str:
-        return type(self).__name__ + _described(self.loc, self.scale, self.in_keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,14 +128,13 @@ class Moments:
     ready: dict[Any, Any] = field(default_factory=dict, repr=False)  # a cache of numbers that reading needs
 
     @classmethod
-    def of(cls, values: Tensor, dims: Sequence[int]) -> "Moments":
-        """Moments over some dims, which stay with size one; each value weighs 1."""
+    def of(cls, values: Tensor) -> "Moments":
+        """Moments over the first dim; each value weighs 1."""
         wide = values.detach().double()
-        if not dims:
-            return cls(1.0, wide, torch.zeros_like(wide))
-        mean = wide.mean(tuple(dims), keepdim=True)
-        squares = (wide - mean).square_().sum(tuple(dims), keepdim=True)
-        return cls(float(math.prod(values.shape[dim] for dim in dims)), mean, squares)
+        if len(wide) == 1:
+            return cls(1.0, wide[0].clone(), torch.zeros_like(wide[0]))  # values may be the caller's
+        mean = wide.mean(0)
+        return cls(float(len(wide)), mean, (wide - mean).square_().sum(0))
 
     @property
     def variance(self) -> Tensor:
@@ -299,11 +222,11 @@ class RunningNorm(Transform):
             self._check_shape(key, kept, shape)
             if not value.numel():
                 continue
-            new = Moments.of(value.reshape(-1, *shape), [0] if dims else [])
+            new = Moments.of(value.reshape(-1, *shape))
             if not new.is_finite():
                 raise ValueError(f"{type(self).__name__}: {key!r} has infinities or NaNs, or squares that overflow")
             past, each = self._weights(new.weight)
-            new = Moments(new.weight, new.mean.reshape(shape), new.squares.reshape(shape)).times(each)
+            new = new.times(each)
             updated[key] = new if kept is None else kept.times(past).merged(new)
         return updated
 
@@ -491,30 +414,6 @@ class VecNormV2(RunningNorm):
         return variance.sqrt().clamp_min(self.eps)
 
 
-def _parameter(name: str, value: Any, *, divides: bool = False) -> Tensor:
-    """A location or scale as a floating tensor. TypeError for other values, ValueError for a divisor that contains 0."""
-    if isinstance(value, Tensor):
-        found = _as_floating(value.detach())
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu")
-    else:
-        raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
-    if divides and not found.is_meta and bool((found == 0).any()):
-        raise ValueError(f"{name} must not contain 0 with standard_normal, got {value}")
-    return found
-
-
-def _scaled(value: Tensor, loc: Tensor, scale: Tensor, standard_normal: bool) -> Tensor:
-    """`value * scale + loc`, or `(value - loc) / scale`: each undoes the other."""
-    value = _as_floating(value)
-    loc, scale = _laid_out(loc, value), _laid_out(scale, value)
-    made = value - loc if standard_normal else value * scale
-    other = scale if standard_normal else loc
-    if other.dtype == made.dtype:  # memory is written once
-        return made.div_(other) if standard_normal else made.add_(other)
-    return made / other if standard_normal else made + other
-
-
 def _laid_out(each: Tensor, value: Tensor) -> Tensor:
     """A location or scale on the device and in the memory order of its values: 4 times as fast for channels last."""
     each = each.to(value.device) if each.ndim else each  # numbers go with values on any device
@@ -532,23 +431,8 @@ def _as_floating(value: Tensor) -> Tensor:
     return value if value.is_floating_point() or value.is_complex() else value.to(torch.get_default_dtype())
 
 
-def _described(loc: Tensor | None, scale: Tensor | None, keys: Any) -> str:
-    """For a repr: the numbers, unless they are many."""
-    if loc is None or scale is None or loc.numel() != 1 or scale.numel() != 1:
-        return f"(keys={keys})"
-    return f"(loc={loc.item():4.4f}, scale={scale.item():4.4f}, keys={keys})"
-
-
 def _real(key: NestedKey, value: Any) -> Tensor:
     """The value. TypeError for one that is no tensor of real numbers."""
     if not isinstance(value, Tensor) or value.is_complex():
         raise TypeError(f"{key!r}: a tensor of real numbers is needed, got {type(value).__name__}")
     return value
-
-
-def _positive(dims: int | Sequence[int], ndim: int) -> list[int]:
-    """The dims of values of `ndim` dims, counted from the front."""
-    found = [dims] if isinstance(dims, int) else dims
-    if any(not -ndim <= dim < ndim for dim in found):
-        raise ValueError(f"dims {dims} are out of range for values of {ndim} dims")
-    return [dim % ndim for dim in found]

@@ -1,4 +1,4 @@
-"""Which items of a batch were stored one right after the other: the rows of a batch alone do not say."""
+"""Where the items of a batch are stored: tells transforms which of them follow each other in time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +14,13 @@ if TYPE_CHECKING:  # storages of ensembles hold chains
 
 
 class Order:
-    """Where the items of a batch are stored, as of when they were read; the lock is held.
+    """The slots of a batch, and the cursor at the time it was read. Made under the lock.
 
     Args:
-        storage: which.
-        index: of the items: slots, a tuple of coordinates; or an index of `rb[...]`, where there is no info.
-        info: of the sampler about them.
-        sampler: which.
-        dim_extend: that of the buffer, where there is no info.
+        storage, sampler: of the buffer.
+        index: slots or a tuple of coordinates that the sampler drew; without `info`, an index of `rb[...]`.
+        info: of the sampler about the batch.
+        dim_extend: of the buffer; needed without `info`.
     """
 
     def __init__(
@@ -33,20 +32,20 @@ class Order:
 
     @classmethod
     def of(cls, buffer: Any, index: Any, info: dict[Any, Any] | None = None) -> "Order | None":
-        """For the transforms of a buffer; None where there are none. The lock is held."""
+        """The order of a batch of a buffer; None if it has no transforms."""
         if not len(buffer.transform):
             return None
         return cls(buffer.storage, index, info, buffer.sampler, buffer.dim_extend)
 
     @property
     def traj_key(self) -> Any:
-        """The entry of trajectory ids that the sampler uses; None for another way."""
+        """The key of trajectory ids, if the sampler uses one."""
         return getattr(self._sampler, "traj_key", None)
 
     def follows(self, batch_size: torch.Size, time: int) -> Tensor | None:
-        """bool [..., T - 1], time last: whether an item was stored right after the one before it; None where unknown.
+        """Whether each item was stored right after the previous one, bool [..., T - 1], time last.
 
-        For a batch of the items, or reshaped. None, too, for items that have a dim of time of their own.
+        The batch may be reshaped. None if this is unknown: other items, or items with a time dim of their own.
         """
         shape = self._shape
         slots, info = self._slots(shape), self._info or {}
@@ -85,7 +84,7 @@ _current: ContextVar[Order | None] = ContextVar("order", default=None)
 
 @contextmanager
 def in_order(order: Order | None) -> Iterator[None]:
-    """Set the order of the data that transforms get."""
+    """Set the order for the transforms that run inside."""
     token = _current.set(order)
     try:
         yield
@@ -94,7 +93,7 @@ def in_order(order: Order | None) -> Iterator[None]:
 
 
 def current() -> Order | None:
-    """That of the batch a buffer is reading; None elsewhere."""
+    """The order of the batch that a buffer is reading; None elsewhere."""
     return _current.get()
 
 
@@ -105,7 +104,7 @@ def follows_in_buffer(batch_size: torch.Size, time: int) -> Tensor | None:
 
 
 def refuse_several(name: str, batch_size: torch.Size, time: int) -> None:
-    """ValueError, in the name of a transform, for steps of a buffer along `time` that do not follow each other."""
+    """ValueError if steps of a buffer along `time` do not follow each other."""
     follows = follows_in_buffer(batch_size, time)
     if follows is not None and not bool(follows.all()):
         raise ValueError(

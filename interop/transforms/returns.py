@@ -13,7 +13,7 @@ from interop.data.keys import as_path, entries_below
 from interop.postprocs import returns
 from interop.postprocs.multi_step import RolloutKeys, mapped, rollout, transitions
 from interop.transforms.order import follows_in_buffer
-from interop.transforms.transform import Keys, Transform, as_keys, expect_tensor, expect_tensordict, missing, put
+from interop.transforms.transform import Keys, Transform, as_keys, expect_tensor, expect_tensordict, put
 
 _STATE = {"n_steps", "gamma", "frames"}
 
@@ -77,11 +77,10 @@ class MultiStepTransform(Transform):
     def gamma(self, value: float) -> None:
         self._gamma = returns.as_discount(value)
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The same tensordict."""
-        return tensordict
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict
+
+    def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise ValueError("MultiStepTransform needs the following steps: it works in buffers, not in environments")
 
     def inv(self, tensordict: TensorDictBase) -> Any:
@@ -174,11 +173,10 @@ class Reward2GoTransform(Transform):
         value = returns.as_discount(1.0 if gamma is None else gamma)
         self.register_buffer("gamma", torch.tensor(value, dtype=torch.float64, device="cpu"))
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The same tensordict."""
-        return tensordict
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict
+
+    def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         raise ValueError("Reward2GoTransform needs whole trajectories: it works in buffers, not in environments")
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -215,43 +213,29 @@ class RewardSum(Transform):
     Args:
         in_keys: rewards; ["reward"] by default. In a buffer of transitions these are [("next", "reward")].
         out_keys: where the sums go; beside the rewards as "episode_<name>" by default.
-        reset_keys, reward_spec: no effect; they are for environments.
         time_dim: the time dim of the tensordict, if none is named "time".
-        done_keys: the flag that ends trajectories, one for each of `in_keys`.
 
     KeyError for missing rewards and flags, TypeError for rewards that are no tensors, ValueError for shapes that do not fit
     and for data without a time dim.
     """
 
-    def __init__(
-        self,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        reset_keys: Keys = None,
-        *,
-        reward_spec: bool = False,
-        time_dim: int | None = None,
-        done_keys: Keys = None,
-    ) -> None:
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None, *, time_dim: int | None = None) -> None:
         found = as_keys("in_keys", "reward" if in_keys is None else in_keys)
         beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in found]
         super().__init__(found, beside if out_keys is None else out_keys)
-        self.reset_keys, self.reward_spec, self.time_dim = as_keys("reset_keys", reset_keys), reward_spec, time_dim
-        self.done_keys = None if done_keys is None else as_keys("done_keys", done_keys)
-        if self.done_keys is not None and len(self.done_keys) != len(found):
-            raise ValueError(f"done_keys must be one for each of {found}, got {self.done_keys}")
+        self.time_dim = time_dim
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RewardSum", next_tensordict)
         time = self._time(next_tensordict)
         follows = follows_in_buffer(next_tensordict.batch_size, time)
         ready = []
-        for number, (key, out_key) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
+        for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             reward = self._get(next_tensordict, key)
             if reward is None:
                 continue
             expect_tensor("RewardSum", key, reward)
-            ends = _ends_of(key, self._done(next_tensordict, number, key), reward)
+            ends = _ends_of(key, _done(next_tensordict, key), reward)
             if follows is not None:
                 breaks = ~follows.movedim(-1, time).to(reward.device)
                 breaks = breaks.reshape(*breaks.shape, *(1 for _ in reward.shape[breaks.ndim :]))
@@ -271,26 +255,22 @@ class RewardSum(Transform):
             )
         return data.names.index("time")
 
-    def _done(self, data: TensorDictBase, number: int, key: NestedKey) -> Tensor | None:
-        if self.done_keys is not None:
-            found = data.get(self.done_keys[number], None)
-            if found is None:
-                raise missing("RewardSum", self.done_keys[number], data)
-            return found
-        path = as_path(key)
-        is_after = path[0] == "next"
-        around = path[1:-1] if is_after else path[:-1]
-        places = [around[:depth] for depth in range(len(around), -1, -1)]
-        for place in [*(("next", *each) for each in places), *(() if is_after else places)]:
-            done = _flag(data, place)
-            if done is not None:
-                return done
-        if is_after and _flag(data, ()) is not None:
-            raise KeyError(
-                f"RewardSum: {key!r}: there is a flag of before the step, and no ('next', 'done') of after it: add it, or "
-                "give done_keys"
-            )
-        return None
+
+def _done(data: TensorDictBase, key: NestedKey) -> Tensor | None:
+    """The flag of the ends of trajectories: beside the reward or further out, under "next" first."""
+    path = as_path(key)
+    is_after = path[0] == "next"
+    around = path[1:-1] if is_after else path[:-1]
+    places = [around[:depth] for depth in range(len(around), -1, -1)]
+    for place in [*(("next", *each) for each in places), *(() if is_after else places)]:
+        done = _flag(data, place)
+        if done is not None:
+            return done
+    if is_after and _flag(data, ()) is not None:
+        raise KeyError(
+            f"RewardSum: {key!r}: there is a flag of before the step, and no ('next', 'done') of after it: add it"
+        )
+    return None
 
 
 def _flag(data: TensorDictBase, place: Sequence[str]) -> Tensor | None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
-from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.nn import functional
@@ -153,12 +152,7 @@ class DiscreteActionProjection(TensorTransform):
                 f"num_actions_effective must be at most max_actions, got {num_actions_effective} of {max_actions}"
             )
 
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Widen the actions, in place."""
-        return super()._call(tensordict)
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+    def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict  # an environment returns no actions
 
     def _apply_transform(self, action: Tensor) -> Tensor:
@@ -186,9 +180,8 @@ class UnaryTransform(Transform):
         in_keys, out_keys: arguments of `fn` when data is read, and where its results go.
         in_keys_inv, out_keys_inv: where the results of `inv_fn` go when data is written, and its arguments; `in_keys_inv`
             by default.
-        fn: takes an entry and returns a tensor, a tensordict or another object. A lambda cannot be pickled.
+        fn: takes an entry, text as text, and returns a tensor, a tensordict or another object. A lambda cannot be pickled.
         inv_fn: the same for writing; `fn` by default.
-        use_raw_nontensor: pass `NonTensorData` or `NonTensorStack` instead of the objects in it.
 
     TypeError for a function that cannot be called.
     """
@@ -202,20 +195,19 @@ class UnaryTransform(Transform):
         *,
         fn: Callable[[Any], Any],
         inv_fn: Callable[[Any], Any] | None = None,
-        use_raw_nontensor: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, in_keys_inv if out_keys_inv is None else out_keys_inv)
         inv_fn = fn if inv_fn is None else inv_fn
         for name, each in (("fn", fn), ("inv_fn", inv_fn)):
             if not callable(each):
                 raise TypeError(f"{name} must be callable, got {each!r}")
-        self._fn, self._inv_fn, self._use_raw_nontensor = fn, inv_fn, use_raw_nontensor
+        self._fn, self._inv_fn = fn, inv_fn
 
     def _get(self, data: TensorDictBase, key: NestedKey) -> Any:
         value = super()._get(data, key)
-        if self._use_raw_nontensor or not isinstance(value, NonTensorData | NonTensorStack):
-            return value
-        return value.data if isinstance(value, NonTensorData) else value.tolist()
+        if isinstance(value, NonTensorData):
+            return value.data
+        return value.tolist() if isinstance(value, NonTensorStack) else value
 
     def _apply_transform(self, obs: Any) -> Any:
         return self._fn(obs)

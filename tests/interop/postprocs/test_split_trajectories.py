@@ -124,7 +124,7 @@ def test_all_values_are_where_the_model_says(seed: int) -> None:
 def test_refused() -> None:
     data = rollout(ENDS_AT_3_AND_7)
     with pytest.raises(
-        KeyError, match=r"\('next', 'over'\) is missing.*'traj_ids'; there are 'obs', \('next', 'obs'\)"
+        KeyError, match=r"\('next', 'over'\) and 'traj_ids' are missing.*; there are 'obs', \('next', 'obs'\)"
     ):
         split_trajectories(data, done_key="over")
     with pytest.raises(KeyError, match="there are no entries"):

@@ -172,7 +172,7 @@ def test_what_environments_cannot_have_is_refused():
         keeps = True
 
     for broken, error, says in (
-        (Keeps(keys=["observation"]), ValueError, "for buffers"),
+        (Keeps(keys=["observation"]), ValueError, "works in buffers only"),
         (lambda data: data.unsqueeze(0), ValueError, "batch size"),
         (lambda data: None, ValueError, "batch size"),
         (Affine(keys=["observatoin"]), KeyError, "observatoin"),

@@ -64,10 +64,7 @@ def test_it_is_a_module_among_others(case):
 
 
 @each
-@pytest.mark.parametrize(
-    "buffer, storage",
-    [(ReplayBuffer, LazyTensorStorage), (TensorDictReplayBuffer, LazyMemmapStorage), (ReplayBuffer, ListStorage)],
-)
+@pytest.mark.parametrize("buffer, storage", [(TensorDictReplayBuffer, LazyMemmapStorage), (ReplayBuffer, ListStorage)])
 def test_buffers_read_through_it(case, buffer, storage):
     rb = buffer(storage=storage(2 * ITEMS), transform=case.make(), batch_size=4)
     index = rb.extend(case.data())

@@ -1,8 +1,5 @@
 """What transforms make of entries: a table of examples, in both directions."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from scipy import stats
@@ -67,32 +64,21 @@ REWARD, A, NA, NEXT = data()["reward"], data()["a"], ("n", "a"), ("next", "a")
 # Transform, entries that are new or changed, entries that are gone.
 READ = [
     (RewardClipping(-1, 1), {"reward": REWARD.clamp(-1, 1)}, ()),
-    (RewardClipping(None, 1.0), {"reward": REWARD.clamp(None, 1)}, ()),
     (RewardClipping(torch.tensor([0.5])), {"reward": REWARD.clamp(0.5)}, ()),
     (RewardClipping(-1, 2, ["number"], ["x"]), {"x": torch.tensor([0, 1, 2, 2])}, ()),
-    (RewardClipping(0.5, 2, ["number"]), {"number": torch.tensor([0.5, 1, 2, 2])}, ()),
     (ClipTransform(["reward"], ["x"], low=-1), {"x": REWARD.clamp(-1)}, ()),
     (ClipTransform(["number"], high=1), {"number": torch.tensor([0.0, 1, 1, 1])}, ()),
     (BinarizeReward(), {"reward": torch.tensor([[0], [0], [1], [1]], dtype=torch.int8)}, ()),
     (SignTransform(["reward", "number"]), {"reward": REWARD.sign(), "number": torch.tensor([0, 1, 1, 1])}, ()),
     (DoubleToFloat(), {"double": torch.ones(4)}, ()),
-    (DoubleToFloat(in_keys_inv=["a"]), {"double": torch.ones(4)}, ()),
     (DTypeCastTransform(I64, F16, ["double", NA], ["x", "y"]), {"x": torch.ones(4).half(), "y": 2 * A.half()}, ()),
     (UnaryTransform(["a", NA], ["a", "x"], fn=torch.neg), {"a": -A, "x": -2 * A}, ()),
     (UnaryTransform(["text"], ["x"], fn=lambda text: torch.full((4,), len(text))), {"x": torch.full((4,), 4)}, ()),
-    (
-        UnaryTransform(["text"], ["x"], fn=lambda text: torch.full((4,), len(text.data)), use_raw_nontensor=True),
-        {"x": torch.full((4,), 4)},
-        (),
-    ),
     (FlattenObservation(-3, -1), {"pixels": PIXELS.reshape(4, 30)}, ()),
-    (FlattenObservation(-3, -2, ["pixels"], ["x"]), {"x": PIXELS.reshape(4, 6, 5)}, ()),
     (FlattenObservation(1, -1, allow_positive_dim=True), {"pixels": PIXELS.reshape(4, 30)}, ()),
     (UnsqueezeTransform(-3, in_keys=["pixels"], out_keys=["x"]), {"x": PIXELS[:, :, None]}, ()),
-    (UnsqueezeTransform(1, allow_positive_dim=True, in_keys=["pixels"]), {"pixels": PIXELS[:, None]}, ()),
     (SqueezeTransform(-1, in_keys=["reward", "pixels"]), {"reward": REWARD[:, 0]}, ()),
     (PermuteTransform((-1, -3, -2), in_keys=["pixels"]), {"pixels": PIXELS.permute(0, 3, 1, 2)}, ()),
-    (PermuteTransform((-1, -2), ["pixels"], [("m", "x")]), {("m", "x"): PIXELS.mT}, ()),
     (ExpandAs("number", "a", "x"), {"x": torch.arange(4)[:, None].expand(4, 2)}, ()),
     (
         CatTensors([NA, "b", "a"]),
@@ -106,7 +92,6 @@ READ = [
         (),
     ),
     (Stack([NA, "a"], "x", dim=-2), {"x": torch.stack([2 * A, A], 1)}, ("a", NA)),
-    (Stack(["a", NA], "x", dim=1, allow_positive_dim=True, del_keys=False), {"x": torch.stack([A, 2 * A], 1)}, ()),
     (RenameTransform(["a", NA], [("next", "x"), "y"]), {("next", "x"): A, "y": 2 * A}, ("a", NA)),
     (
         RenameTransform(["n"], [("n", "n")]),
@@ -121,8 +106,6 @@ READ = [
     (SelectTransform("a", NEXT, "missing"), {}, ALL - {"a", NEXT, "reward", "done"}),
     (SelectTransform("n", keep_rewards=False, keep_dones=False), {}, ALL - {NA, ("n", "e")}),
     (ExcludeTransform("a", ("next", "reward"), "n", "missing"), {}, ("a", ("next", "reward"), NA, ("n", "e"))),
-    (ExcludeTransform("a", inverse=True), {}, ()),
-    (FlattenTensorDict(), {}, ()),
 ]
 WRITTEN = [
     (ClipTransform(["a"], ["a"], ["stored"], ["reward"], low=-1, high=0.5), {"stored": REWARD.clamp(-1, 0.5)}, ()),
@@ -138,8 +121,6 @@ WRITTEN = [
     (Stack(["p", "q"], "x", "x", ["p", "q"]), {}, ()),
     (RenameTransform(["p"], ["q"], ["stored"], ["a"]), {"stored": A}, ("a",)),
     (ExcludeTransform("a", inverse=True), {}, ("a",)),
-    (ExcludeTransform("a"), {}, ()),
-    (DeviceCastTransform("meta"), {}, ()),
     (FlattenTensorDict(inverse=False), {}, ()),
 ]
 
@@ -213,22 +194,12 @@ def test_tensordicts_are_stacked_in_a_batch_dim_and_batch_dims_become_items():
     assert FlattenTensorDict().inv(TensorDict({"a": torch.ones(3)}, [])).batch_size == (1,)
 
 
-@pytest.mark.parametrize("device", [None, "cpu"])
-def test_devices(device):
-    given = TensorDict({"a": torch.ones(3), "b": {"c": torch.ones(3)}}, [3], device=device)
+def test_devices():
+    given = TensorDict({"a": torch.ones(3), "b": {"c": torch.ones(3)}}, [3], device="cpu")
     every = DeviceCastTransform("meta", "cpu")
     out = every(given.copy())
     assert out.device == torch.device("meta") and out["b", "c"].is_meta
     assert every.inv(given)["a"].is_cpu
-    named = DeviceCastTransform("meta", "meta", in_keys=["a"], out_keys=["d"], in_keys_inv=[("b", "c")])
-    out = named(given.copy())
-    assert out["d"].is_meta and out["a"].is_cpu and out["b", "c"].is_cpu
-    stored = named.inv(given)
-    assert stored["b", "c"].is_meta and stored["a"].is_cpu and given["b", "c"].is_cpu
-    for keys, error in ((["a", "z"], KeyError), (["a", "b"], TypeError)):
-        with pytest.raises(error):
-            DeviceCastTransform("meta", in_keys=keys)(given)
-        assert given["a"].is_cpu and given.device == (None if device is None else torch.device(device))
 
 
 def test_memory_is_pinned_where_there_is_an_accelerator():
@@ -240,10 +211,7 @@ def test_memory_is_pinned_where_there_is_an_accelerator():
             PinMemoryTransform()(given)
 
 
-def test_functions_are_copied_and_take_words():
-    each = UnaryTransform(["a"], ["b"], in_keys_inv=["x"], out_keys_inv=["a"], fn=torch.Tensor.double)
-    for twin in (copy.deepcopy(each), pickle.loads(pickle.dumps(each))):
-        assert twin.inv(data())["x"].dtype == F64
+def test_functions_take_words():
     stack = torch.stack([TensorDict({"text": word}, []) for word in ("a", "bcd")])
     sizes = UnaryTransform(["text"], ["size"], fn=lambda texts: torch.tensor([len(text) for text in texts]))
     assert sizes(stack)["size"].tolist() == [1, 3]
@@ -257,8 +225,9 @@ def uneven(value):
     return TensorDict({"items": lazy_stack(items), "text": NonTensorData("text", [3])}, [3])
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [F32, F16, torch.complex64])
+@pytest.mark.parametrize(
+    ("wrong", "dtype"), [(float("nan"), F16), (float("inf"), F32), (-float("inf"), torch.complex64)]
+)
 def test_infinities_and_nans_are_refused_by_name(wrong, dtype):
     given, check = data(), FiniteTensorDictCheck()
     assert check(given) is given
@@ -301,20 +270,3 @@ def test_actions_outside_become_one_of_the_few_each_as_likely():
     counts = DiscreteActionProjection(4, 7).inv(given)["action"].sum(0)
     assert counts.sum() == 6000
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("transform", "text"),
-    [
-        (RewardClipping(-1, 1), "RewardClipping(clamp_min=-1.0000, clamp_max=1.0000, keys=['reward'])"),
-        (DoubleToFloat(), "DoubleToFloat(in_keys=None, out_keys=None, in_keys_inv=None, out_keys_inv=None)"),
-        (DeviceCastTransform("meta", "cpu"), "DeviceCastTransform(device=meta, orig_device=cpu)"),
-        (
-            DiscreteActionProjection(3, 5, "a"),
-            "DiscreteActionProjection(num_actions_effective=3, max_actions=5, in_keys_inv=['a'])",
-        ),
-        (UnaryTransform(["a"], ["b"], fn=str), "UnaryTransform(keys=['a'])"),
-    ],
-)
-def test_reprs(transform, text):
-    assert repr(transform) == text

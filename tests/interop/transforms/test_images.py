@@ -31,8 +31,7 @@ def bilinear(images, w, h):
     return weights[0] @ images @ weights[1].T
 
 
-@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize(("batch", "dtype"), list(zip([(), (2,), (2, 3), (2,)], INTEGERS, strict=True)))
 def test_integers_become_channels_first_of_0_to_1(dtype, batch):
     pixels = drawn(*batch, 4, 5, 3, dtype=dtype)
     pixels.view(-1)[0] = 255
@@ -45,9 +44,7 @@ def test_integers_become_channels_first_of_0_to_1(dtype, batch):
     ("options", "dtype", "expected"),
     [
         ({}, torch.float64, 51.0),
-        ({"from_int": True}, torch.float64, 0.2),
         ({"from_int": False}, torch.uint8, 51.0),
-        ({"dtype": torch.float64}, torch.uint8, 51 / 255),
         ({"dtype": torch.bfloat16}, torch.uint8, 0.2),
         ({"dtype": torch.uint8, "from_int": False}, torch.int64, 51),
     ],
@@ -71,15 +68,13 @@ def test_shapes(options, shape, expected):
     assert ToTensorImage(**options)(td(drawn(*shape), len(shape) - 3))["pixels"].shape == expected
 
 
-@pytest.mark.parametrize(("w", "h"), [(4, 3), (13, 17), (3, 20)])
+@pytest.mark.parametrize(("w", "h"), [(4, 3), (3, 20)])
 @pytest.mark.parametrize(
     ("dtype", "off"),
     [
         (torch.float64, 1e-9),
-        (torch.float32, 1e-2),
         (torch.float16, 0.5),
         (torch.uint8, 1.0),
-        (torch.int16, 0.501),
         (torch.int64, 0.501),
     ],
 )
@@ -141,10 +136,9 @@ def test_bools_cannot_be_averaged():
 @pytest.mark.parametrize(
     ("crop", "top", "left"),
     [
-        *((Crop(4, 3, top, left), top, left) for top in (0, -3, 7, 15, -12) for left in (0, 5, -2, 14, -12)),
+        *((Crop(4, 3, top, left), top, left) for top in (0, -3, 15) for left in (5, -2, -12)),
         (Crop(11, 13, -1, -2), -1, -2),
         (CenterCrop(4, 4), 2, 3),
-        (CenterCrop(8, 10), 0, 0),
         (CenterCrop(5, 7), 2, 2),
         (CenterCrop(7, 9), 0, 0),
         (CenterCrop(11, 13), -1, -1),
@@ -152,7 +146,7 @@ def test_bools_cannot_be_averaged():
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
 def test_a_crop_is_a_part_of_the_images_between_zeros(crop, top, left, dtype):
     pixels = (drawn(2, 3, 8, 10) // 2 + 1).to(torch.int32)
     padded = torch.nn.functional.pad(pixels, (20, 20, 20, 20))

@@ -62,22 +62,21 @@ NONE, TWO, ONE = torch.zeros_like(ENDS), [1, 2, 1, 2], [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
-    ("data", "key", "options", "expected"),
+    ("data", "key", "expected"),
     [
-        ({"next": {"reward": REWARDS, "done": ENDS}, "done": NONE}, AFTER, {}, TWO),
-        ({"next": {"reward": REWARDS, "done": NONE}, "done": ENDS}, AFTER, {}, ONE),
-        ({"next": {"reward": REWARDS, "terminated": NONE, "truncated": ENDS}}, AFTER, {}, TWO),
-        ({"next": {"reward": REWARDS, "terminated": ENDS.float()}}, AFTER, {}, TWO),
-        ({"reward": REWARDS, "next": {"done": ENDS}, "done": NONE}, "reward", {}, TWO),
-        ({"reward": REWARDS, "done": ENDS}, "reward", {}, TWO),
-        ({"reward": REWARDS}, "reward", {}, ONE),
-        ({"reward": REWARDS[..., 0], "done": ENDS}, "reward", {}, TWO),
-        ({"reward": REWARDS, "done": ENDS[..., 0]}, "reward", {}, TWO),
-        ({"reward": REWARDS, "done": NONE, "end": ENDS}, "reward", {"done_keys": ["end"]}, TWO),
+        ({"next": {"reward": REWARDS, "done": ENDS}, "done": NONE}, AFTER, TWO),
+        ({"next": {"reward": REWARDS, "done": NONE}, "done": ENDS}, AFTER, ONE),
+        ({"next": {"reward": REWARDS, "terminated": NONE, "truncated": ENDS}}, AFTER, TWO),
+        ({"next": {"reward": REWARDS, "terminated": ENDS.float()}}, AFTER, TWO),
+        ({"reward": REWARDS, "next": {"done": ENDS}, "done": NONE}, "reward", TWO),
+        ({"reward": REWARDS, "done": ENDS}, "reward", TWO),
+        ({"reward": REWARDS}, "reward", ONE),
+        ({"reward": REWARDS[..., 0], "done": ENDS}, "reward", TWO),
+        ({"reward": REWARDS, "done": ENDS[..., 0]}, "reward", TWO),
     ],
 )
-def test_where_the_end_of_a_trajectory_is_looked_for(data, key, options, expected):
-    found = RewardSum([key], ["sum"], **options)(TensorDict(data, [1, 4], names=[None, "time"]))
+def test_where_the_end_of_a_trajectory_is_looked_for(data, key, expected):
+    found = RewardSum([key], ["sum"])(TensorDict(data, [1, 4], names=[None, "time"]))
     assert found["sum"].flatten().tolist() == expected
 
 
@@ -98,8 +97,7 @@ def test_a_huge_reward_is_not_felt_in_the_next_trajectory():
 @pytest.mark.parametrize(
     ("data", "options", "error", "text"),
     [
-        ({"next": {"reward": REWARDS}, "done": ENDS}, {}, KeyError, "done_keys"),
-        ({"next": {"reward": REWARDS}}, {"done_keys": ["end"]}, KeyError, "'end'"),
+        ({"next": {"reward": REWARDS}, "done": ENDS}, {}, KeyError, "of before the step"),
         ({"next": {"reward": REWARDS, "done": torch.zeros(1, 4, 3).bool()}}, {}, ValueError, "is of shape"),
         ({"next": {"reward": REWARDS}}, {"time_dim": 2}, ValueError, "time_dim 2 is out of range"),
         ({"next": {"reward": REWARDS}}, {}, ValueError, r"no dim .* is named 'time'"),
