@@ -2,6 +2,9 @@
 
 import builtins
 import copy
+import functools
+import importlib
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -15,15 +18,50 @@ from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import CompressedListStorageCheckpointer
 from interop.checkpoint.layouts import check_values, node_of, saved_node
 from interop.checkpoint.values import leaf_of, reading_errors, saved_leaf
+from interop.data.numbers import whole
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense
 from interop.storages.lists import ListStorage
-from interop.storages.zstd import Zstd
 
 _OBJECT = Value("object")  # any leaf that is no tensor
+_LIBRARIES = ("compression.zstd", "zstandard") if sys.version_info >= (3, 14) else ("zstandard",)
+_HIGHEST = 22
+
+
+class Zstd:
+    """Zstandard, of Python's own library or of the extra `compression`; for one thread at a time.
+
+    ImportError where no library is installed, ValueError for a level above 22.
+    """
+
+    def __init__(self, level: int) -> None:
+        self.level = whole("compression_level", level, least=-(1 << 17))
+        if self.level > _HIGHEST:
+            raise ValueError(f"compression_level must be at most {_HIGHEST}, got {level}")
+        library = _library()
+        if library.__name__ == "zstandard":
+            self.compress = library.ZstdCompressor(level=self.level).compress
+            self.decompress = library.ZstdDecompressor().decompress
+        else:
+            self.compress, self.decompress = functools.partial(library.compress, level=self.level), library.decompress
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.level,)
+
+
+def _library() -> Any:
+    for name in _LIBRARIES:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise ImportError(
+        "compression needs the package zstandard: install it with `pip install 'fbuf[compression]'`, or give a "
+        "compression_fn and a decompression_fn"
+    )
 
 
 class Packed(NamedTuple):
-    """What is kept of an item: its structure, its leaves, those that are tensors compressed, and the shapes of these."""
+    """A stored item: its structure, its leaves, of which tensors are compressed, and the shapes of the tensors."""
 
     node: Node
     leaves: list[Any]
@@ -31,18 +69,18 @@ class Packed(NamedTuple):
 
 
 class CompressedListStorage(ListStorage):
-    """A list whose tensors, alone or in tensordicts, dicts, tuples and lists, are compressed.
+    """A list that compresses tensors, alone or in tensordicts, dicts, tuples and lists, without loss.
 
-    Nothing is lost. Each tensor is compressed by itself: large ones, as images are, gain most. Other objects are kept as
-    they are. What is read is always a copy. O(bytes written or read), under the lock of the storage.
+    Each tensor is compressed by itself: large tensors, such as images, gain most. Other objects are stored as they are.
+    Reads are copies. O(bytes written or read), under the lock of the storage.
 
     Args:
         max_size: capacity.
-        compression_fn: makes the tensor that is kept of a tensor. With `decompression_fn` in the place of Zstandard.
-        decompression_fn: makes the tensor of the one that is kept and a dict with its "shape", "dtype" and "device".
+        compression_fn: compresses a tensor into a tensor. Replaces Zstandard, together with `decompression_fn`.
+        decompression_fn: restores a tensor from the compressed one and a dict with its "shape", "dtype" and "device".
         compression_level: of Zstandard, up to 22; higher is smaller and slower.
-        device: where tensors are moved before they are compressed, and come back; None for where they are. What
-            Zstandard makes of them is always on the CPU.
+        device: where tensors are moved before compression, and where reads put them; None for where they are.
+            The bytes of Zstandard are always on the CPU.
         compilable: accepted for compatibility; a list is never shared.
     """
 
@@ -70,26 +108,24 @@ class CompressedListStorage(ListStorage):
         self._zstd = Zstd(compression_level) if compression_fn is None else None
 
     def bytes(self) -> int:
-        """The size of all that is compressed. 0 and a warning where nothing is stored."""
+        """The size of all compressed tensors. 0 and a warning for an empty storage."""
         if not self._storage:
             warnings.warn("bytes() of an empty storage is 0", UserWarning, stacklevel=2)
         kept = (pair for packed in self._storage for pair in zip(packed.leaves, packed.shapes, strict=True))
         return sum(leaf.nbytes for leaf, shape in kept if shape is not None)
 
     def to_bytestream(self, data_to_bytestream: Any) -> builtins.bytes:
-        """The bytes of a tensor or array, in the order of the machine. TypeError for what has none."""
+        """The bytes of a tensor or array in native order. TypeError for other data."""
         if isinstance(data_to_bytestream, Tensor):
             return _raw(data_to_bytestream).tobytes()
         if isinstance(data_to_bytestream, np.ndarray) and data_to_bytestream.dtype != object:
             return data_to_bytestream.tobytes()
-        if isinstance(data_to_bytestream, bytes | bytearray | memoryview):
-            return bytes(data_to_bytestream)
         raise TypeError(f"only a tensor or an array has bytes, got {type(data_to_bytestream).__name__}")
 
     def is_live(self, index: Any) -> bool:
         return False
 
-    # ------------------------------------------------------------------ how a list is written and read
+    # ------------------------------------------------------------------ hooks of ListStorage
 
     def _tensors_of(self, data: Any) -> list[Share]:
         return [Share("items", "compressed tensors", "cpu", None)]
@@ -122,7 +158,7 @@ class CompressedListStorage(ListStorage):
         return build(packed.node, iter(made), self.device)
 
     def _metadata(self, leaf: Value, shape: torch.Size) -> dict[str, Any]:
-        """What a compressed tensor was."""
+        """The argument of `decompression_fn` about the original tensor."""
         device = self.device or torch.device(leaf.device or "cpu")
         return {"type": "tensor", "shape": shape, "dtype": getattr(torch, leaf.dtype), "device": device}
 
@@ -130,12 +166,12 @@ class CompressedListStorage(ListStorage):
         if self._zstd is not None:
             return torch.frombuffer(bytearray(self._zstd.compress(_raw(tensor))), dtype=torch.uint8)
         assert self._compression_fn is not None
-        return _apart(self._compression_fn(tensor), tensor, "compression_fn")
+        return _returned(self._compression_fn(tensor), "compression_fn")
 
     def _decompressed(self, packed: Tensor, metadata: dict[str, Any]) -> Tensor:
         if self._zstd is None:
             assert self._decompression_fn is not None
-            return _apart(self._decompression_fn(packed, metadata), packed, "decompression_fn")
+            return _returned(self._decompression_fn(packed, metadata), "decompression_fn")
         dtype, shape, device = metadata["dtype"], metadata["shape"], metadata["device"]
         raw = bytearray(self._zstd.decompress(packed.numpy()))
         if not raw:
@@ -161,7 +197,7 @@ class CompressedListStorage(ListStorage):
             return [self._restored(leaves, described, where) for leaves, described in held]
 
     def _restored(self, leaves: list[Any], described: Any, where: str) -> Packed:
-        """A loaded item. CheckpointCorrupt where its leaves are not those of its structure."""
+        """A loaded item. CheckpointCorrupt if its leaves do not fit its structure."""
         fields = Fields(described, where)
         node = node_of(fields.any("layout"), _leaf, where, is_container)
         check_values(node, where)
@@ -178,7 +214,7 @@ class CompressedListStorage(ListStorage):
         return Packed(node, leaves, shapes)
 
     def state_dict(self) -> dict[str, Any]:
-        """The same of a list, of the compressed leaves of each item; "_metadata" is what restores it."""
+        """As of a list, with the compressed leaves of each item; "_metadata" describes the items."""
         state = super().state_dict()
         held = state["_storage"]
         return {**state, "_storage": [each[0] for each in held], "_metadata": [each[1] for each in held]}
@@ -197,13 +233,17 @@ class CompressedListStorage(ListStorage):
 
 
 def _makes(zstd: Zstd, value: Any, size: int) -> bool:
-    """Whether a loaded leaf is compressed bytes of so many."""
-    is_bytes = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1 and value.is_cpu
-    return is_bytes and zstd.makes(value.numpy(), size)
+    """Whether a loaded leaf is compressed bytes that decompress to `size` bytes."""
+    if not (isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1 and value.is_cpu):
+        return False
+    try:
+        return len(zstd.decompress(value.numpy())) == size
+    except Exception:  # each library has its own error for damaged frames
+        return False
 
 
 def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:
-    """The leaf for an object of no known kind, or a tensor of a class of the user's."""
+    """The leaf for an object of unknown kind, or for a tensor of a user's subclass."""
     if not isinstance(value, Tensor):
         return _OBJECT, value
     if not_dense(value):
@@ -214,7 +254,7 @@ def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:
 
 
 def _described(packed: Packed) -> dict[str, Any]:
-    """What restores an item, as a saved tree."""
+    """The structure and shapes of an item as a saved tree."""
     leaves = (saved_leaf(leaf) if leaf.kind == "tensor" else None for leaf in leaves_of(packed.node))
     shapes = [None if shape is None else list(shape) for shape in packed.shapes]
     return {"layout": saved_node(packed.node, leaves), "shapes": shapes}
@@ -241,11 +281,8 @@ def _raw(tensor: Tensor) -> np.ndarray:
     return dense.reshape(-1).view(torch.uint8).numpy()
 
 
-def _apart(made: Any, source: Tensor, name: str) -> Tensor:
-    """What a function of the user made, in memory of its own."""
+def _returned(made: Any, name: str) -> Tensor:
+    """A copy of the result of a user's function, which may share memory with the argument."""
     if not isinstance(made, Tensor):
         raise TypeError(f"{name} must return a tensor, got {type(made).__name__}")
-    if made.layout != torch.strided or source.layout != torch.strided:
-        return made.clone() if made is source else made
-    shared = made.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-    return made.detach().clone() if shared else made.detach()
+    return made.detach().clone()

@@ -11,16 +11,16 @@ from interop.storages.lists import ListStorage
 
 
 class LazyStackStorage(ListStorage):
-    """A list of tensordicts that need not be alike, several of which are read as one lazy stack of them.
+    """A list of tensordicts of different shapes and keys; a read of several items is a lazy stack.
 
-    Entries may differ in shape, and from item to item. What is stacked when it is asked for must be alike then: others
-    are had with `get(key, as_list=True)`, or item by item. As with every list, what is read is made of the very items that
-    are stored; a `TensorDictReplayBuffer`, and one with transforms, copies them before it changes anything.
+    Entries may differ in shape, and from item to item. Reading an entry of a stack needs equal shapes; other entries are
+    read with `get(key, as_list=True)`, or item by item. Reads contain the stored items themselves, as in every list; a
+    `TensorDictReplayBuffer`, and a buffer with transforms, copies them before it changes anything.
 
     Args:
         max_size: capacity; None for no bound.
         compilable: accepted for compatibility; a list is never shared.
-        stack_dim: the dim of the slots in what is read; a negative one counts from the end of its batch dims.
+        stack_dim: the dim of the slots in a stack; a negative one counts from the end of its batch dims.
         device: where items are moved; None leaves them where they are.
     """
 
@@ -40,46 +40,36 @@ class LazyStackStorage(ListStorage):
     def get(self, index: Any) -> Any:
         """An item for an int, a lazy stack for a slice, sequence, mask or tensor.
 
-        RuntimeError where there are no items to stack, or unlike numbers of batch dims; TypeError for items that are no
-        tensordicts.
+        RuntimeError for a stack of no items, or of items with different numbers of batch dims; TypeError for items that
+        are no tensordicts.
         """
         index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
         found = super().get(index)
         if as_int(index) is not None:
             return found
-        _refuse_others(found)
-        return self._stacked(found)
-
-    def _stacked(self, items: list[Any]) -> Any:
-        dims = items[0].ndim
-        if any(item.ndim != dims for item in items):
+        if not found:
+            raise RuntimeError("cannot make a batch of no items")
+        for item in found:
+            if not is_tensor_collection(item):
+                raise TypeError(
+                    f"a batch is read as a stack of tensordicts, and a {type(item).__name__} is stored: use ListStorage "
+                    "with a collate_fn for other objects"
+                )
+        dims = found[0].ndim
+        if any(item.ndim != dims for item in found):
             raise RuntimeError(
-                f"items of batch sizes {sorted({tuple(item.batch_size) for item in items})} cannot be read as one: they "
+                f"items of batch sizes {sorted({tuple(item.batch_size) for item in found})} cannot be read as one: they "
                 "need the same number of batch dims"
             )
-        return lazy_stack(items, self.stack_dim % (dims + 1))
+        return lazy_stack(found, self.stack_dim % (dims + 1))
 
     def _setting(self) -> dict[str, Any]:
         return {"stack_dim": self.stack_dim}
 
-    def _does_not_stack(self, item: Any) -> bool:
-        return is_tensor_collection(item) and not -item.ndim - 1 <= self.stack_dim <= item.ndim
-
     def _to_keep(self, item: Any) -> Any:
-        if self._does_not_stack(item):
+        if is_tensor_collection(item) and not -item.ndim - 1 <= self.stack_dim <= item.ndim:
             raise ValueError(
                 f"an item of batch size {list(item.batch_size)} cannot be stacked along stack_dim={self.stack_dim}; "
                 "nothing was written"
             )
         return super()._to_keep(item)
-
-
-def _refuse_others(items: list[Any]) -> None:
-    if not items:
-        raise RuntimeError("cannot make a batch of no items")
-    other = next((item for item in items if not is_tensor_collection(item)), None)
-    if other is not None:
-        raise TypeError(
-            f"a batch is read as a stack of tensordicts, and a {type(other).__name__} is stored: use ListStorage with a "
-            "collate_fn for other objects"
-        )

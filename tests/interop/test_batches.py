@@ -17,7 +17,6 @@ from interop import (
 )
 from interop.host.rows import TorchRows
 from interop.shared.storage_lock import locked
-from interop.storages.batches import BatchInfo
 from tests.interop.rows import check_same
 
 LEAVES = {
@@ -44,30 +43,18 @@ def test_runs_are_their_rows(begins):
     check_same(rows.runs.read(np.array(begins), 4, slots, known)[0], rows.read(slots)[0])
 
 
-def test_rows_that_do_not_lie_one_behind_the_other_have_no_windows():
+def test_rows_that_are_not_contiguous_are_read_one_by_one():
     memory = torch.arange(80.0).reshape(20, 4)
-    for tensor, lanes in [(memory[:, 1:3], ()), (memory.reshape(10, 2, 4), (2,)), (memory.expand(20, 4)[:3], ())]:
-        runs = TorchRows([tensor], lanes).runs
-        assert runs is not None
-        assert runs.one(0, np.array([0]), 4) is None
-    slots = torch.arange(4)
-    found = TorchRows([memory[:, 1:3]], ()).runs.read(np.array([0]), 4, slots, {})
-    assert torch.equal(found[0], memory[:4, 1:3])
-
-
-def test_rows_that_are_shared_later_are_read_where_they_are_then():
-    rows = TorchRows([torch.arange(8.0)], ())
-    before = rows.runs
-    rows.share()
-    rows.tensors[0][:] = 7
-    assert rows.runs is not before
-    assert rows.runs.one(0, np.array([2]), 3).tolist() == [7, 7, 7]
+    rows = TorchRows([memory[:, 1:3]], ())
+    assert torch.equal(rows.runs.read(np.array([0]), 4, torch.arange(4), {})[0], memory[:4, 1:3])
+    found = rows.runs.one(0, np.array([0]), 4, np.arange(4))
+    assert found.tolist() == memory[:4, 1:3].tolist()
 
 
 def test_a_run_beyond_the_rows_is_refused():
     runs = TorchRows([torch.arange(8.0)], ()).runs
     with pytest.raises(IndexError):
-        runs.one(0, np.array([6]), 3)
+        runs.one(0, np.array([6]), 3, np.arange(6, 9))
 
 
 # ------------------------------------------------------------------ whole batches
@@ -169,11 +156,3 @@ def test_what_a_storage_builds_in_its_own_way_is_built_so():
     batch = buffer.sample()
     assert batch["mark"].sum() == 8
     assert batch["next", "truncated"].sum() == 2
-
-
-def test_entries_that_are_added_to_the_info_later_are_seen():
-    data, other = object(), object()
-    info = BatchInfo({"index": 1}, data)
-    assert info.is_in(data) and not info.is_in(other)
-    info["index_generation"] = 2
-    assert not info.is_in(data)

@@ -19,9 +19,7 @@ from interop import (
     LazyFrameStorage,
     LazyTensorStorage,
     PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
-    SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from interop.samplers import SliceSampler
@@ -102,9 +100,7 @@ def _arrays(rows: TensorDict, keys: tuple[str, ...]) -> Any:
 
 
 SAMPLERS = {
-    "random": RandomSampler,
     "prioritized": lambda: PrioritizedSampler(20, 0.7, 0.5),
-    "without replacement": SamplerWithoutReplacement,
     "slices": lambda: SliceSampler(slice_len=2, end_key=("next", "done"), strict_length=False),
 }
 

@@ -54,13 +54,6 @@ def test_the_capacity_is_rounded_up_to_whole_rows(make):
     check_same(values(buffer[:])[1], 100 + torch.cat([torch.arange(34, 44), torch.arange(10, 34)]))
 
 
-def test_of_more_rows_than_fit_the_last_stay(make):
-    buffer = ReplayBuffer(storage=make(12, ndim=2))
-    index = buffer.extend(stream(steps=11))
-    assert index.shape == (33, 2) and len(buffer) == 12 and buffer.writer.cursor == 3 and buffer.write_count == 11
-    check_same(values(buffer[:])[2], 200 + torch.tensor([8, 9, 10, 7]))
-
-
 def test_add_writes_one_row_of_time(make, monkeypatch):
     monkeypatch.setenv("RL_WARNINGS", "0")
     one, two = ReplayBuffer(storage=make(12, ndim=2)), ReplayBuffer(storage=make(12, ndim=2))
@@ -156,16 +149,6 @@ def test_extend_takes_priorities_in_the_layout_of_the_user(shape):
     given = torch.arange(24.0).reshape(3, 8)
     buffer.extend(stream(steps=8).set("td_error", given.reshape(shape)))
     check_same(buffer.sampler.priorities, given.t().reshape(-1))
-
-
-def test_samples_with_coordinates_can_be_given_back():
-    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(24, ndim=2))
-    buffer.extend(stream(steps=8))
-    batch = buffer.sample(64)
-    batch["td_error"] = values(batch).float() + 1
-    buffer.update_tensordict_priority(batch)
-    drawn = batch["index"][:, 0] * 3 + batch["index"][:, 1]
-    check_same(buffer.sampler.priorities[drawn], values(batch).float() + 1)
 
 
 def test_add_takes_a_priority_for_each_lane(monkeypatch):

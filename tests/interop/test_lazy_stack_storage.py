@@ -138,15 +138,6 @@ def test_entries_are_edited_in_place():
     assert [each.tolist() for each in buffer[:].get("a", as_list=True)] == [[0.0], [1.0] * 2, [0.0] * 3]
 
 
-def test_nested_entries_are_edited_in_place():
-    buffer = buffer_of(nested_td([1, 2]))
-    buffer.set_(("next", "reward"), torch.tensor([5.0, 6.0]))
-    buffer.update_({"next": {"pixels": torch.ones(2, 2, 2, dtype=torch.uint8)}})
-    buffer.update_(TensorDict(obs=torch.zeros(2, 3, dtype=torch.float64), batch_size=[2]))
-    assert buffer["next", "reward"].tolist() == [5.0, 6.0]
-    assert buffer["next", "pixels"].all() and not buffer["obs"].any()
-
-
 def test_entries_along_another_stack_dim_are_edited_in_place():
     buffer = buffer_of(trajectories([1, 2, 3]), stack_dim=-1)
     value = torch.arange(12.0).reshape(4, 3)

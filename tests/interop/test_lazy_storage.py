@@ -29,14 +29,6 @@ def test_the_first_write_that_is_refused_fixes_nothing():
     check_same(buffer[:], {"c": torch.ones(3)})
 
 
-def test_a_first_place_out_of_range_fixes_nothing():
-    storage = LazyTensorStorage(4)
-    for place in (4, -5, torch.tensor([4]), slice(3, 6)):
-        with pytest.raises((IndexError, RuntimeError)):
-            storage.set(place, torch.zeros(5) if isinstance(place, int) else torch.zeros(3, 5))
-        assert not storage.initialized and len(storage) == 0
-
-
 def test_consolidated_tensordicts_share_one_piece_of_memory():
     buffer = ReplayBuffer(storage=LazyTensorStorage(4, consolidated=True))
     buffer.extend(nested_td([0, 1, 2]))
@@ -77,9 +69,3 @@ def test_the_batch_size_of_nested_tensordicts_is_kept():
     assert buffer[:]["inner"].batch_size == (3, 4)
     assert buffer.sample(6)["inner"].batch_size == (6, 4)
     assert buffer[0]["inner"].batch_size == (4,)
-
-
-def test_names_with_dots_and_slashes_are_keys_like_others():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(5))
-    buffer.extend({"a.b": torch.zeros(3), "a/b": torch.ones(3)})
-    assert set(buffer.sample(2)) == {"a.b", "a/b"}

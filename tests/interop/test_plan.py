@@ -61,7 +61,6 @@ DATA = {
     "a tensor": lambda: torch.zeros(5, 3, dtype=torch.bfloat16),
     "a tuple": lambda: (torch.zeros(5, 2), {"a": torch.zeros(5, dtype=torch.bool)}),
     "a list of items": lambda: [steps(1)[0] for _ in range(3)],
-    "expanded": lambda: torch.zeros(1).expand(7, 1000),
 }
 
 
@@ -78,19 +77,6 @@ def test_rows_in_memory(make, data) -> None:
         (tuple(row.shape), str(row.dtype).removeprefix("torch.")) for row in rows
     ]
     assert buffer.plan().by_key == plan.by_key == buffer.plan(given).by_key
-
-
-def test_several_item_dims() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY, ndim=3), dim_extend=0)
-    data = steps(4, (3, 2))
-    plan = buffer.plan(data)
-    buffer.extend(data)
-    assert plan.total == nbytes(buffer.storage.rows.tensors) >= 545 * CAPACITY
-    across = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY, ndim=2), dim_extend=1)
-    data = steps(5, (3,))  # [lanes, time]
-    plan = across.plan(data)
-    across.extend(data)
-    assert plan.total == nbytes(across.storage.rows.tensors)
 
 
 def test_files(tmp_path) -> None:
@@ -207,14 +193,6 @@ def test_lists() -> None:
             return 0
 
     assert Own(3).plan().unknown == ("items of a Own",)
-
-
-def test_nothing_is_known_of_rows_without_data() -> None:
-    for make in (LazyTensorStorage, LazyMemmapStorage):
-        with pytest.raises(RuntimeError, match="give plan\\(\\) the data"):
-            ReplayBuffer(storage=make(3)).plan()
-    with pytest.raises(TypeError, match="cannot store"):
-        LazyTensorStorage(3).plan(torch.zeros(3, device="meta"))
 
 
 # ------------------------------------------------------------------ transforms and members

@@ -103,15 +103,6 @@ def test_files_in_the_place_of_others_need_room_beside_them(tmp_path, free) -> N
     assert len(again) == 3 and bool((again[:]["y"] == 1).all())
 
 
-def test_maps_that_processes_agree_on_need_disk(free) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(110, shared_init=True))
-    with pytest.raises(NotEnoughDiskError, match=r"of leaf 0 55.0 MiB"):
-        buffer.extend(large())
-    assert standing(buffer)[:2] == (0, 0)
-    free["disk"] = 1 << 30
-    assert len(buffer.extend(large())) == 3
-
-
 def test_anonymous_maps_may_be_larger_than_what_there_is(free) -> None:
     buffer = ReplayBuffer(storage=LazyMemmapStorage(110))
     with pytest.raises(NotEnoughDiskError):

@@ -131,14 +131,6 @@ def test_rows_can_be_written_from_a_view_of_the_buffer(write, wide):
         assert leaf[[8, 9, 0, 1]].tolist() == [16, 17, 8, 9]
 
 
-def test_keys_can_be_exchanged():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-    buffer.extend({"a": torch.zeros(4), "b": torch.ones(4)})
-    rows = buffer[:]
-    buffer.extend({"a": rows["b"], "b": rows["a"]})
-    assert buffer[:]["a"].tolist() == [1] * 4 and buffer[:]["b"].tolist() == [0] * 4
-
-
 def test_a_view_through_numpy_is_one_too():
     memory = np.arange(10.0)
     buffer = ReplayBuffer(storage=TensorStorage(torch.from_numpy(memory[2:])))

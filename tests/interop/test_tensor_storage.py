@@ -10,9 +10,7 @@ from tests.interop.rows import (
     KINDS,
     STORAGES,
     check_same,
-    cloned,
     dicts,
-    flat_td,
     nested_td,
     plain_tensor,
     refused,
@@ -21,13 +19,10 @@ from tests.interop.rows import (
 
 INDICES = {
     "list": [2, 0],
-    "range": range(1, 3),
     "array": np.array([3, 3, 1]),
     "tensor": torch.tensor([1, 2]),
-    "int32 tensor": torch.tensor([1, 2], dtype=torch.int32),
     "negative": torch.tensor([-1, 0]),
     "mask": torch.tensor([True, False, True, True]),
-    "array mask": np.array([True, False, True, True]),
     "two dims": torch.tensor([[0, 1], [2, 3]]),
     "tuple of one": (torch.tensor([1, 3]),),
 }
@@ -149,19 +144,6 @@ def test_an_index_that_is_none_is_refused(storage, index):
         buffer[index]
 
 
-def test_set_and_get_without_a_buffer():
-    storage = LazyTensorStorage(5)
-    storage.set(torch.tensor([0, 1]), flat_td([0, 1]))
-    assert len(storage) == 2
-    storage.set(torch.tensor([0, 1]), flat_td([2, 3]))
-    assert len(storage) == 2
-    storage[1] = flat_td([7])[0]
-    storage.set(2, flat_td([8])[0])
-    assert len(storage) == 3
-    check_same(storage[:], flat_td([2, 7, 8]))
-    assert [int(item["obs"][0]) for item in storage] == [2, 7, 8]
-
-
 def test_containment_and_shape():
     storage = LazyTensorStorage(5)
     assert storage.shape is None and not storage.initialized
@@ -178,14 +160,6 @@ def test_reading_before_the_first_write_is_refused():
     for read in (lambda: buffer[0], lambda: buffer[:], lambda: buffer["a"], lambda: buffer.storage.flatten()):
         with refused(buffer, RuntimeError, "non-initialized"):
             read()
-
-
-def test_the_device_is_kept_or_taken_from_the_data():
-    assert LazyTensorStorage(3).device == torch.device("cpu")
-    storage = LazyTensorStorage(3, device="auto")
-    storage.set(0, flat_td([1])[0])
-    assert storage.device == torch.device("cpu")
-    assert storage[:].device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -229,16 +203,6 @@ def test_a_list_is_a_stack_of_items_and_a_tuple_a_pytree(storage):
     pytrees = ReplayBuffer(storage=storage(6))
     pytrees.extend((torch.zeros(3), torch.ones(3, 2)))
     assert len(pytrees) == 3 and isinstance(pytrees[:], tuple)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trajectories"])
-def test_a_list_of_items_of_any_kind(storage, kind):
-    rows = KINDS[kind]
-    buffer = ReplayBuffer(storage=storage(6))
-    items = ReplayBuffer(storage=LazyTensorStorage(6))
-    items.extend(rows([4, 5, 6]))
-    check_same(buffer.extend([cloned(items[place]) for place in range(3)]), torch.arange(3))
-    check_same(buffer[:], rows([4, 5, 6]))
 
 
 def test_the_representation_shows_data_shape_and_sizes():

@@ -146,32 +146,6 @@ def test_parts_of_an_ensemble_are_read_into_one_batch(tmp_path, disk):
     assert disk.asked
 
 
-def test_single_words_of_16_bits_are_read_in_any_number(tmp_path):
-    rows = torch.arange(1000).to(torch.uint16)
-    at = torch.arange(300_000) % 1000
-    for storage in (LazyTensorStorage(1000), LazyMemmapStorage(1000, scratch_dir=tmp_path / "rows")):
-        buffer = ReplayBuffer(storage=storage)
-        buffer.extend(rows)
-        for _ in range(paging._PATIENCE + 1):
-            check_same(buffer[at], at.to(torch.uint16))
-
-
-@pytest.mark.parametrize("refusing", [None, lambda *given: -1])
-def test_a_kernel_that_takes_one_range_at_a_time_serves_too(tmp_path, disk, monkeypatch, refusing):
-    advised = []
-    advise = paging._advise
-    monkeypatch.setattr(paging, "_together", refusing)
-    monkeypatch.setattr(paging, "_advise", lambda *given: (advised.append(given), advise(*given)))
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"))
-    rows = many_leaves(range(40))
-    buffer.extend(rows)
-    at = torch.tensor([1, 1, 38])
-    check_same(buffer[at], rows[at])
-    asked = [given[:2] for given in advised if given[2] == paging._WILL_NEED]
-    assert asked == [tuple(each) for each in np.concatenate(disk.ranges).tolist()]
-    assert paging._together is None  # it is not tried again
-
-
 @pytest.mark.parametrize("kind", ["opened to read", "of the user", "of the user, private"])
 def test_other_maps_are_read_the_same_way(kind, tmp_path, disk, monkeypatch):
     rows = many_leaves(range(30)).exclude("empty")
@@ -227,21 +201,12 @@ def test_the_disk_is_asked_until_reads_have_done_without_it(tmp_path, disk):
     assert disk.asked > 19 + paging._PATIENCE
 
 
-def test_rows_in_memory_are_not_asked_for(tmp_path, disk):
+def test_rows_in_memory_are_not_requested(disk):
     disk.busy = True
-    kept = [LazyTensorStorage(40), LazyMemmapStorage(40), TensorStorage(many_leaves(range(40)))]
-    for storage in kept:
+    for storage in (LazyTensorStorage(40), LazyMemmapStorage(40), TensorStorage(many_leaves(range(40)))):
         buffer = ReplayBuffer(storage=storage, batch_size=4)
         buffer.extend(many_leaves(range(40)))
         buffer.sample()
-    assert not disk.asked
-
-
-def test_on_other_systems_rows_are_read_plainly(tmp_path, disk, monkeypatch):
-    monkeypatch.setattr(paging.sys, "platform", "darwin")
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
-    buffer.extend(many_leaves(range(40)))
-    buffer.sample()
     assert not disk.asked
 
 
