@@ -91,7 +91,7 @@ class Sharded:
         return OnMesh(self, mesh)
 
     def part(self, devices: int) -> Buffer:
-        """The buffer of one of so many devices."""
+        """The buffer of one device of `devices`."""
         rows, rest = divmod(self.buffer.capacity, devices)
         if rest or not rows:
             below = f"{rows * devices} or " if rows else ""
@@ -115,9 +115,9 @@ class Sharded:
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
         """Draw a batch on all devices together, and return this device's rows of it, [batch_size / devices, ...].
 
-        All rows, where batches are replicated. `draw.size` and `draw.smallest` are those of the whole buffer;
-        `draw.valid` is False where nothing can be drawn. The key must be the same on all devices. With `check_vma` a
-        global draw raises ValueError for a key of a varying type; without, a key that differs gives meaningless rows.
+        With replicated batches it returns all rows. `draw.size` and `draw.smallest` are those of the whole buffer;
+        `draw.valid` is False if nothing can be drawn. The key must be the same on all devices. With `check_vma` a
+        global draw raises ValueError for a key of a varying type; without it, different keys give meaningless rows.
         O(batch_size * log capacity) on each device; balanced draws, O(batch_size / devices * log capacity).
         """
         part, local = self._part(), self._local(state)
@@ -149,8 +149,8 @@ class Sharded:
     ) -> BufferState:
         """Give items of any device new priorities: one for each slot, or one for all. Of equal slots the last counts.
 
-        Slots are this device's part of those of the batch (all of them where batches are replicated), and the order is
-        that of the batch. O(batch * log capacity) on each device.
+        Slots are this device's part of the slots of the batch (with replicated batches all), in the order of the batch.
+        O(batch * log capacity) on each device.
         """
         part, slots = self._part(), checks.slots(slots)
         priorities = jnp.broadcast_to(checks.priorities(priorities, slots.shape), slots.shape)
@@ -163,9 +163,9 @@ class Sharded:
         return self._stacked(local)
 
     def read(self, state: BufferState, slots: Int[Array, "*batch"]) -> Any:
-        """A copy of the items at slots of any device, which must be in range: leaves [*batch, ...]. O(batch).
+        """A copy of the items at slots in range of any device: leaves [*batch, ...]. O(batch).
 
-        Slots are this device's part of those of the batch, or all of them where batches are replicated.
+        Slots are this device's part of the slots of the batch, or with replicated batches all.
         """
         part, slots = self._part(), checks.slots(slots)
         here, own = self._here(part, self._of_batch(slots.reshape(-1)))
@@ -222,8 +222,8 @@ class OnMesh:
     """The methods of `Sharded` on global arrays: a state of leaves [devices, ...], batches and slots of all devices.
 
     Each may be called eagerly, or in `jax.jit`, which may donate the state: `jax.jit(on_mesh.extend, donate_argnums=0)`.
-    Results are sharded by `P(axis)`; replicated are `size`, `draw.size`, `draw.smallest` and replicated batches. Batches
-    and slots are moved to the devices that need them. Where the mesh has other axes, these hold copies.
+    Results are sharded by `P(axis)`; `size`, `draw.size`, `draw.smallest` and replicated batches are replicated. Batches
+    and slots are moved to the devices that need them. Other axes of the mesh hold copies.
     """
 
     sharded: Sharded
@@ -259,7 +259,7 @@ class OnMesh:
         return self._run("extend", (state, checks.fits(batch)), self._by_device, (self._by_device,) * 2)
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
-        """Draw `batch_size` items: leaves [batch_size, ...], and how they were drawn."""
+        """A copy of `batch_size` items, leaves [batch_size, ...], and their draw."""
         rows = self._of_batch
         draw = Draw(rows, rows, rows, P(), P(), rows, rows)  # type: ignore[arg-type]  # specs in the place of arrays
         return self._run("sample", (state, key), P(), (self._by_device, rows, draw), batch_size)
@@ -273,7 +273,7 @@ class OnMesh:
         return self._run("update", (state, slots, priorities), self._of_batch, self._by_device)
 
     def read(self, state: BufferState, slots: Int[Array, "*batch"]) -> Any:
-        """A copy of the items at slots, which must be in range: leaves [*batch, ...]."""
+        """A copy of the items at slots in range: leaves [*batch, ...]."""
         return self._run("read", (state, checks.slots(slots)), self._of_batch, self._of_batch)
 
     def size(self, state: BufferState) -> Int[Array, ""]:
@@ -287,8 +287,8 @@ class OnMesh:
     def local_part(self, state: BufferState) -> BufferState:
         """The parts on the devices of this process, as NumPy arrays [own devices, ...].
 
-        With several processes each saves its own by `save_state` in its own folder. A later run on the same mesh gives
-        what `load_state` returns to `from_local_part`.
+        Each process saves its own parts by `save_state` in its own folder. A later run on the same mesh passes the result
+        of `load_state` to `from_local_part`.
         """
 
         def parts(leaf: Array) -> np.ndarray:

@@ -60,8 +60,8 @@ class Manifest:
         head = dump_json({"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
         if len(head) + len(body) + 2 > LARGEST:
             raise ValueError(
-                f"what is to be saved takes {len(body)} bytes to describe, {LARGEST} is the most: it has too many separate "
-                "values. Save items that are alike, or tensors of many values"
+                f"the description of the checkpoint takes {len(body)} bytes, the most is {LARGEST}: it has too many "
+                "separate values. Save items that are alike, or tensors of many values"
             )
         return head + b"\n" + body + b"\n"
 
@@ -149,10 +149,10 @@ def lower(value: Any, place: Callable[[Any], dict[str, Any]], depth: int = 0) ->
     if type(value) is float:
         return value if -1e308 <= value <= 1e308 else {"$float": value.hex()}
     if depth > _DEPTH:
-        raise ValueError(f"what is to be saved is nested more than {_DEPTH} deep")
+        raise ValueError(f"the saved tree is nested more than {_DEPTH} deep")
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"the keys of what is saved must be texts, got {[*value][:5]}")
+            raise TypeError(f"the keys of saved dicts must be texts, got {[*value][:5]}")
         entries = {key: lower(each, place, depth + 1) for key, each in value.items()}
         return {"$dict": entries} if any(key.startswith(_MARK) for key in entries) else entries
     if isinstance(value, list | tuple):
