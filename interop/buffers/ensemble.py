@@ -178,7 +178,7 @@ class ReplayBufferEnsemble(Sampled):
         parts = [MemberPart(place, *read()) for place, read in reads]
         if any(member.sampler.takes_priorities for member in self.members):
             for part in parts:
-                part.info.setdefault("priority_weight", torch.ones(len(part.slots), device=part.slots.device))
+                part.info.setdefault("priority_weight", torch.ones(part.slots.shape[0], device=part.slots.device))
         return self.completed(assembled(parts, self._collate_fn), collate.identity), parts
 
     def _info(self, info: Any) -> TensorDictBase:

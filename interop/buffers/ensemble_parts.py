@@ -33,14 +33,14 @@ class MemberPart:
 
     def marked(self) -> Any:
         """The data with the info among its entries, and a nested "index" that names the member of each item."""
-        data, info, count = self.data, self.info, len(self.slots)
-        shape, entries = data.batch_size, entries_of(data)
+        data, info, slots = self.data, self.info, self.slots
+        shape, entries, count = data.batch_size, entries_of(data), slots.shape[0]
         if shape[:1] != (count,):
             raise RuntimeError(
                 f"Failed to set the metadata of {count} items in a sample of batch size {list(shape)}: the transforms and "
                 "the collate_fn of a member must keep its first dim"
             )
-        steps, slots, device = shape[1:], self.slots, data.device
+        steps, device = shape[1:], data.device
         if steps:  # items that are trajectories
             slots = slots.reshape(count, *(1 for _ in steps), *slots.shape[1:]).expand(*shape, *slots.shape[1:]).clone()
         if device is not None and device.type != "cpu":

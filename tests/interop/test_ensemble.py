@@ -104,21 +104,6 @@ def test_a_batch_is_a_copy_with_the_index_nested_and_its_members(make):
         check_same(each[:], rows)
 
 
-def test_coordinates_of_several_item_dims():
-    def lanes(first):
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-        buffer.extend(TensorDict({"a": first + torch.arange(12).reshape(3, 4)}, [3, 4]))
-        return buffer
-
-    members = [lanes(0), lanes(100)]
-    sample = ReplayBufferEnsemble(*members).sample(8)
-    index = sample["index", "index"]
-    assert sample.batch_size == (2, 4) and index.shape == (2, 4, 2)
-    for part in range(2):
-        stored = members[int(sample["index", "buffer_ids"][part, 0])].storage[tuple(index[part].unbind(-1))]
-        assert torch.equal(sample["a"][part], stored["a"])
-
-
 def test_rows_that_are_trajectories_have_their_index_at_each_step():
     members = [buffer_of(trajectories(range(10))), buffer_of(trajectories(range(10)))]
     sample, info = ReplayBufferEnsemble(*members).sample(6, return_info=True)
