@@ -45,21 +45,12 @@ def test_plain_files_in_order(tmp_path, suffix, form):
     assert [name for name, _ in tar_members(path)] == list(FILES)  # not read
 
 
-def test_names_are_those_below_the_folder(tmp_path):
-    path = archive(tmp_path / "a.tar", files={"./a/./b": b"1"})
-    assert contents(path) == {"a/b": b"1"}
-
-
 REFUSED = {
     "absolute": header("/etc/passwd", 1),
     "above": header("game/../../x", 1),
-    "above, a folder": header("..", kind=tarfile.DIRTYPE),
     "of Windows": header("..\\x", 1),
-    "of a drive": header("C:/x", 1),
     "symlink": header("link", kind=tarfile.SYMTYPE, link="/etc/passwd"),
-    "hard link": header("link", kind=tarfile.LNKTYPE, link="c"),
     "device": header("device", kind=tarfile.CHRTYPE),
-    "block device": header("device", kind=tarfile.BLKTYPE),
     "pipe": header("pipe", kind=tarfile.FIFOTYPE),
 }
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from interop import ImmutableDatasetWriter, RandomSampler, RoundRobinWriter, SliceSampler
+from interop import RandomSampler, SliceSampler
 from interop.datasets import atari_dqn
 from interop.datasets.atari_dqn import AtariDQNExperienceReplay
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
 from tests.interop.datasets.server import Answer
-from tests.interop.datasets.sources_atari_dqn import NUMBERS, ROWS, make, path_of, write
+from tests.interop.datasets.sources_atari_dqn import ROWS, make, path_of, write
 
 ID = "Pong/5"
 TOTAL = sum(ROWS)
@@ -106,11 +106,6 @@ def test_what_is_read_is_a_copy(load, rows):
     check(data[:], rows, range(TOTAL))
 
 
-def test_samples(load, rows):
-    batch = load(64).sample()
-    check(batch, rows, batch["index"])
-
-
 def test_frames_are_stored_once(load):
     data = load()
     size = sum(path.stat().st_size for path in data.data_path.rglob("*.memmap"))
@@ -135,22 +130,6 @@ def test_slices_stay_in_an_episode(load, rows, arguments):
         assert batch["next", "truncated"].reshape(4, 2).tolist() == [[False, True]] * 4
         done = batch["next", "done"].reshape(4, 2)
         assert done[:, 1].all() and (done[:, 0].numpy() == rows["terminal"][at[:, 0]]).all()
-
-
-def test_each_episode_once(load):
-    data = load(6, slice_len=2, replacement=False)
-    found = torch.cat([batch["index"].reshape(-1) for batch in data])
-    assert sorted(data.episodes[found[::2]].tolist()) == list(range(7))
-
-
-def test_shorter_episodes(load):
-    batch = load(9, slice_len=3, strict_len=False).sample()
-    assert 6 <= len(batch) <= 9
-
-
-def test_each_row_once(load):
-    data = load(5, replacement=False)
-    assert sorted(torch.cat([batch["index"] for batch in data]).tolist()) == list(range(TOTAL))
 
 
 def test_slices_read_no_more_than_their_rows(load, monkeypatch):
@@ -180,15 +159,6 @@ def test_arguments_that_do_not_go_together(load, arguments):
         load(4, **arguments)
 
 
-@pytest.mark.parametrize("writer", [ImmutableDatasetWriter, RoundRobinWriter])
-def test_writing_is_refused(load, writer):
-    data = load(writer=writer)
-    with pytest.raises(RuntimeError, match=r"allow writing|nothing was written"):
-        data.add(data[0])
-    with pytest.raises(RuntimeError, match="nothing can be written"):
-        data[0] = data[1]
-
-
 @pytest.mark.parametrize("named", ["argument", "class"])
 def test_the_first_checkpoints_alone(load_own, rows, monkeypatch, named):
     if named == "class":
@@ -196,17 +166,6 @@ def test_the_first_checkpoints_alone(load_own, rows, monkeypatch, named):
     data = load_own(**({"max_checkpoints": 1} if named == "argument" else {}))
     assert len(data) == ROWS[0]
     np.testing.assert_array_equal(data[:]["observation"], rows["observation"][: ROWS[0]])
-
-
-def test_metadata(load):
-    found = load().metadata
-    assert found["dataset_id"] == ID and [each["checkpoint"] for each in found["checkpoints"]] == list(NUMBERS)
-    assert found["checkpoints"][0] == {
-        "checkpoint": 2,
-        "rows": 9,
-        "add_count": 32,
-        "invalid_range": [5, 6, 7, 8, 9],
-    }
 
 
 def test_without_notes_the_ring_is_taken_to_end_with_the_checkpoint(load_own, upstream):
@@ -229,12 +188,6 @@ def test_a_folder_with_replay_logs(tmp_path):
     )
 
 
-def test_split_trajectories(load_own):
-    data = load_own(split_trajs=True)
-    assert len(data) == 7 and data[:]["mask"].sum() == TOTAL and data.episodes.tolist() == list(range(7))
-    assert data[0]["next", "observation"].shape == (3, 84, 84)
-
-
 def test_preprocess(load, rows, tmp_path):
     data = load()
     made = data.preprocess(
@@ -250,14 +203,6 @@ def test_preprocess_in_place(load_own, tmp_path):
     load_own().preprocess(lambda td: td.set("observation", td["next", "observation"] // 2), num_workers=0)
     data = AtariDQNExperienceReplay(ID, root=tmp_path / "root", download=False)
     np.testing.assert_array_equal(data[2]["observation"], data[2]["next", "observation"] // 2)
-
-
-def test_a_pickle_of_the_buffer_reads_the_same_rows(load, rows):
-    check(pickle.loads(pickle.dumps(load(4)))[:], rows, range(TOTAL))
-
-
-def test_the_printed_form_reads_no_frames(load):
-    assert "FramesOnceStorage(shape=torch.Size([15]), len=15)" in repr(load())
 
 
 # ------------------------------------------------------------------ upstream
@@ -290,13 +235,6 @@ def bucket(server, monkeypatch):
     (server.folder / LISTING).parent.mkdir(parents=True)
     (server.folder / LISTING).write_text(json.dumps({"items": items}))
     return rows
-
-
-def test_download(tmp_path, server, bucket):
-    check(AtariDQNExperienceReplay(ID, root=tmp_path)[:], bucket, range(TOTAL))
-    asked = len(server.requests)
-    check(AtariDQNExperienceReplay(ID, root=tmp_path, download=False)[:], bucket, range(TOTAL))
-    assert len(server.requests) == asked
 
 
 def test_download_of_the_first_checkpoints_alone(tmp_path, server, bucket):

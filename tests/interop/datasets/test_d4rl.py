@@ -106,12 +106,6 @@ def test_files_without_time_outs(whole):
     assert torch.equal(rows["next", "done"], rows["next", "terminated"])
 
 
-def test_metadata(whole):
-    found = D4RLSource(ID).metadata(whole[0])
-    weight = {"shape": (40, 40), "dtype": "float64"}
-    assert found == {"algorithm": "SAC", "iteration": 7, "policy": {"fc0": {"weight": weight}}}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -211,19 +205,3 @@ def test_a_page_in_the_place_of_the_file_is_refused(tmp_path, server, monkeypatc
     (server.folder / "moved.hdf5").write_text("<html>Moved</html>")
     with pytest.raises((CorruptDatasetError, DownloadError), match=r"moved\.hdf5"):
         D4RLExperienceReplay(ID, 4, root=tmp_path / "root")
-
-
-def test_an_unknown_id_leaves_nothing(tmp_path):
-    with pytest.raises(KeyError, match="'hopper-medium-v2'"):
-        D4RLExperienceReplay("hoper-medium-v2", 2, root=tmp_path)
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(("name", "value"), [("rewards", np.zeros((6, 2))), ("observations", np.full((6, 1), b"x"))])
-def test_entries_of_another_kind(tmp_path, name, value):
-    held = {each: np.zeros(6) for each in ("observations", "actions", "rewards", "terminals")} | {name: value}
-    with h5py.File(tmp_path / "some.hdf5", "w") as file:
-        for each, values in held.items():
-            file[each] = values
-    with pytest.raises(CorruptDatasetError, match=rf"some\.hdf5: {name} must be"):
-        D4RLExperienceReplay("mine", 2, root=tmp_path / "root", from_local=tmp_path)

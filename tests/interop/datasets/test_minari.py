@@ -88,21 +88,6 @@ def test_an_example_by_hand(line: Path, tmp_path: Path) -> None:
     assert sorted(rows["next"].keys()) == ["done", "info", "observation", "reward", "terminated", "truncated"]
 
 
-def test_trajectories(line: Path, tmp_path: Path) -> None:
-    rows = opened(line, tmp_path, split_trajs=True)[:]
-    assert rows.batch_size == (2, 3) and rows["mask"].tolist() == [[True] * 3, [True, True, False]]
-    assert (tmp_path / "root" / "toy" / "line-v0_split").is_dir()
-
-
-def test_one_episode(tmp_path: Path) -> None:
-    def edit(file: h5py.File) -> None:
-        del file["episode_1"]
-
-    data = made.line(tmp_path / "minari", edit=edit)
-    made.described(data, total_episodes=1, total_steps=3)
-    assert len(opened(data, tmp_path)) == 3
-
-
 def test_entries_of_other_tools(tmp_path: Path) -> None:
     """State, entries under other names, infos of one value a step, empty groups, no steps, old files."""
 

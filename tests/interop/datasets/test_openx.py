@@ -96,19 +96,6 @@ def test_parts_of_long_archives(tmp_path: Path) -> None:
     check_episode(dataset[300:], episodes[2], 2)
 
 
-@pytest.mark.parametrize("slices", [{"num_slices": 2}, {"slice_len": 3}])
-@pytest.mark.parametrize("replacement", [None, False])
-def test_slices_of_a_downloaded_dataset(downloaded: Any, slices: Any, replacement: bool | None) -> None:
-    batch = downloaded(6, **slices, replacement=replacement).sample().reshape(2, 3)
-    assert (batch["episode"] == batch["episode"][:, :1]).all()
-    assert batch["next", "done"][:, -1].all()
-
-
-def test_epochs_without_replacement(downloaded: Any) -> None:
-    dataset = downloaded(ROWS, replacement=False, shuffle=False)
-    assert [batch["index"].tolist() for batch in dataset] == [[*range(ROWS)]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "lengths"),
     [({}, {3, 5, 6}), ({"slice_len": 4}, {3, 4}), ({"num_slices": 3}, {ROWS})],
@@ -253,13 +240,6 @@ def test_transforms_and_prefetch_of_a_stream(stream: Any) -> None:
     assert sorted(numbers) == [2 * number for number in range(12) for _ in range(2)]
 
 
-def test_arguments_that_are_none_are_defaults(stream: Any) -> None:
-    dataset = stream(2, slice_len=2, shuffle=False, writer=None, collate_fn=None, sampler=None)
-    assert dataset.sample()["episode"].tolist() == [0, 0]
-    with pytest.raises(RuntimeError, match="allow writing"):
-        dataset.extend(dataset.sample())
-
-
 # ------------------------------------------------------------------ bad files
 
 
@@ -317,12 +297,6 @@ def published(hub: Server) -> Episodes:
 
 
 SHARD = f"datasets/{REPO}/{upstream.DATASET}/{upstream.DATASET}_00000.tar"
-
-
-def test_download(published: Episodes, tmp_path: Path) -> None:
-    dataset = OpenXExperienceReplay(upstream.DATASET, root=tmp_path / "root", download=True)
-    for number, steps in enumerate(published):
-        check_episode(dataset[dataset[:]["episode"] == number], steps, number)
 
 
 def test_stream_over_the_network(

@@ -92,13 +92,6 @@ def test_the_buffer(tmp_path, hub, rng):
         RobosetExperienceReplay("DAPG(robot)/door_v2d-v1", 4, root=tmp_path / "root")
 
 
-def test_a_copy_of_the_repository(tmp_path, rng):
-    trials = sources_roboset.make(tmp_path / "copy" / ID, rng)
-    sources_roboset.make(tmp_path / "copy" / "DAPG(human)", rng)
-    rb = RobosetExperienceReplay(ID, 4, root=tmp_path / "root", from_local=tmp_path / "copy")
-    assert len(rb) == sum(len(held["done"]) for *_, held in trials)
-
-
 def test_a_trajectory_ends_with_its_file(tmp_path, rng):
     for name in ("a.h5", "b.h5"):
         held = sources_roboset.trial(rng, 3)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from interop import LazyTensorStorage, TensorDictReplayBuffer
 from interop.datasets import to_hub_folder
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.hub_folder import HubFolderExperienceReplay
@@ -94,19 +94,6 @@ def test_what_the_library_of_the_hub_reads(rng, tmp_path):
     ]
 
 
-def test_the_card(rng, tmp_path):
-    from huggingface_hub import DatasetCard
-
-    told = {"name": "a: #name", "licence": "mit", "description": "It."}
-    folder = to_hub_folder(buffer(*with_entries(rng, 3, 2)), tmp_path / "data", **told)
-    card = DatasetCard.load(folder / "README.md")
-    front = {"pretty_name": "a: #name", "license": "mit"}
-    assert card.data.to_dict().items() >= front.items()
-    columns = ["| `seen.image` | uint8 | [32, 40, 3] |", "| `next.reward` | float64 | [1] |"]
-    for line in ("It.", "5 steps of 2 episodes", "ends by `next.done`", *columns):
-        assert line in card.text
-
-
 def test_files_of_a_size(rng, tmp_path):
     held = trajectories(rng, 4, 5, 6)
     folder = to_hub_folder(buffer(*held), tmp_path / "data", shard_bytes=200)
@@ -123,12 +110,6 @@ def test_ids_of_trajectories_are_kept_where_each_has_its_own(ids, wanted, rng, t
     assert loaded(to_hub_folder(buffer(*held), tmp_path / "data"))[:]["episode"].tolist() == wanted
 
 
-def test_slices_of_the_dataset(rng, tmp_path):
-    to_hub_folder(wrapped(rng)[0], tmp_path / "data")
-    sample = loaded(tmp_path / "data", sampler=SliceSampler(slice_len=2)).sample()
-    assert (sample["episode"].reshape(2, 2).diff() == 0).all()
-
-
 @pytest.mark.parametrize(("error", "match", "key", "value"), [
     (RuntimeError, "where trajectories end", ("next", "done"), None),
     (TypeError, "'action'.*bfloat16.*cast it", "action", torch.zeros(3).bfloat16()),
@@ -142,12 +123,6 @@ def test_rows_that_do_not_fit(error, match, key, value, rng, tmp_path):
     with pytest.raises(error, match=match):
         to_hub_folder(buffer(rows.exclude(key) if value is None else rows.set(key, value)), tmp_path / "data")
     assert not [*tmp_path.iterdir()]
-
-
-def test_items_that_differ(rng, tmp_path):
-    rb = buffer(trajectory(rng, 3), trajectory(rng, 3).exclude("action"), storage=STORAGES[2])
-    with pytest.raises(ValueError, match="only some of the stacked tensordicts have"):
-        to_hub_folder(rb, tmp_path / "data")
 
 
 def test_a_folder_that_exists_stays(rng, tmp_path):

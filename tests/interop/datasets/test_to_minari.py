@@ -7,14 +7,6 @@ import torch
 from gymnasium import spaces
 from tensordict import NonTensorData, TensorDict
 
-from interop import (
-    LazyTensorStorage,
-    ListStorage,
-    ReplayBuffer,
-    ReplayBufferEnsemble,
-    TensorDictMaxValueWriter,
-    TensorDictReplayBuffer,
-)
 from interop.datasets import to_minari
 from tests.interop.datasets.recorded import (
     KINDS,
@@ -156,15 +148,6 @@ def test_flags_that_are_missing_follow_from_others(stored, terminated, truncated
     assert [len(each) for each in ends] == [2, 1]
 
 
-def test_ids_that_come_again_are_infos(rng):
-    held = trajectories(rng, 2, 3, 1)
-    for rows, id_ in zip(held, (4, 5, 4), strict=True):
-        rows["episode"] = torch.full((len(rows),), id_)
-    dataset = to_minari(buffer(*held), "again-v0")
-    check(dataset, held)
-    assert dataset[2].infos["episode"].tolist() == [4, 0]
-
-
 def refused(rng: np.random.Generator, error: type, match: str, *rows: TensorDict, **arguments) -> None:
     with pytest.raises(error, match=match):
         to_minari(buffer(*(rows or trajectories(rng, 3, 2))), **{"dataset_id": "refused-v0", **arguments})
@@ -202,24 +185,6 @@ def test_rows_that_do_not_fit(error, match, key, value, rng, root):
     rows = trajectory(rng, 3)
     refused(rng, error, match, rows.exclude(key) if value is None else rows.set(key, value))
     assert not root.exists() or not [*root.iterdir()]
-
-
-def test_buffers_without_trajectories(rng):
-    rows = trajectory(rng, 3)
-    ranked = TensorDictReplayBuffer(storage=LazyTensorStorage(9), writer=TensorDictMaxValueWriter(rank_key="action"))
-    ranked.extend(rows)
-    for rb, error, match in (
-        (TensorDictReplayBuffer(storage=LazyTensorStorage(3)), RuntimeError, "the buffer is empty"),
-        (ReplayBufferEnsemble(buffer(rows), buffer(rows)), TypeError, "a single ReplayBuffer is needed"),
-        (ranked, TypeError, "TensorDictMaxValueWriter does not keep the order"),
-        (ReplayBuffer(storage=ListStorage(3)), RuntimeError, "the buffer is empty"),
-    ):
-        with pytest.raises(error, match=match):
-            to_minari(rb, "refused-v0")
-    numbers = ReplayBuffer(storage=ListStorage(3))
-    numbers.extend([1, 2])
-    with pytest.raises(RuntimeError, match="where trajectories end"):
-        to_minari(numbers, "refused-v0")
 
 
 def test_a_dataset_that_exists_stays(rng, root):

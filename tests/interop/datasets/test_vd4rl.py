@@ -171,11 +171,6 @@ def test_transforms(tmp_path, rng):
     assert "act" in renamed and renamed["pixels"].dtype == torch.float32
 
 
-def test_ids_without_a_network(hub):
-    ids = VD4RLExperienceReplay.available_datasets
-    assert len(ids) == 20 and ID in ids and "distracting/walker_walk_random/64px/easy" in ids
-
-
 def test_a_size_of_images_whose_channels_are_last(tmp_path, rng):
     sources_vd4rl.make(tmp_path / "up", rng)
     with pytest.raises(ValueError, match="totensor"):

@@ -122,12 +122,6 @@ def test_rows_of_the_storage_are_read_by_number(storage):
             held[wrong]
 
 
-def test_only_the_out_keys_are_stored():
-    held = a_map(LazyTensorStorage, out_keys=["v", "missing"])
-    held[keys_of([1])] = values_of([1])
-    assert list(held[keys_of([1])].keys()) == ["v"] and held.out_keys == ["v", "missing"]
-
-
 def test_rows_that_differ_are_kept_in_a_lazy_stack():
     rows = [TensorDict({"tokens": torch.arange(n), "text": NonTensorData(f"row {n}")}, []) for n in range(1, 5)]
     held = a_map(LazyStackStorage)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, is_tensorclass
+from tensordict import LazyStackedTensorDict, is_tensorclass
 
 from interop import Categorical, Composite, MCTSForest, Tree, Unbounded
 from tests.interop.maps.rollouts import one_steps, rollout, root
@@ -143,17 +143,6 @@ def test_pictures_have_a_mark_for_each_vertex(tree, figure, tmp_path):
     assert "plotly" in (tmp_path / "tree.html").read_text()[:5000]
 
 
-def test_children_are_drawn_below_their_parents(tree):
-    from interop.maps.tree_plot import layout
-
-    paths = list(tree.vertices(key_type="path"))
-    lefts, widths = layout(paths)
-    spans = {path: range(int(left), int(left) + width) for path, left, width in zip(paths, lefts, widths, strict=True)}
-    for path, span in spans.items():
-        below = [spans[each] for each in paths if each[:-1] == path and each]
-        assert not below or [place for each in below for place in each] == list(span)
-
-
 def test_pictures_that_cannot_be_made(tree, monkeypatch):
     for wrong in ({"backend": "igraph"}, {"figure": "pie"}):
         with pytest.raises(NotImplementedError, match="Unknown plotting backend"):
@@ -161,9 +150,3 @@ def test_pictures_that_cannot_be_made(tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(ImportError, match=r"fbuf\[plot\]"):
         tree.plot()
-
-
-def test_a_rollout_without_done_is_refused_where_it_is_asked(tree):
-    bare = Tree.make_node(TensorDict({"observation": torch.tensor(0), "action": torch.tensor(1), "next": root(1)}))
-    with pytest.raises(KeyError, match="done"):
-        bare.is_terminal

@@ -27,13 +27,6 @@ def test_the_resources_of_an_actor(kind, monkeypatch):
     assert given.pop() == {"num_cpus": 2}
 
 
-def test_bad_options_are_refused():
-    with pytest.raises(TypeError, match=r"must be a dict of options of ray\.remote or None, got int"):
-        ReplayBuffer.as_remote(3)
-    with pytest.raises(ValueError, match="cpus"):
-        ReplayBuffer.as_remote({"cpus": 2})
-
-
 def test_a_missing_ray_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"ray is not installed: pip install 'fbuf\[ray\]'"):

@@ -108,11 +108,6 @@ def test_what_begins_an_epoch(change: str) -> None:
     assert plan.plan(shares, 10, key_of(1)).ran_out
 
 
-def test_in_order_without_shuffle() -> None:
-    sharded = sharded_of((3, 4), shuffle=False)
-    assert torch.cat([sharded.sample(2)[0]["x"] for _ in range(4)]).tolist() == [0, 1, 2, 1000, 1001, 1002, 1003]
-
-
 def test_slices_of_each_trajectory_once_an_epoch() -> None:
     sharded = Sharded(3, buffers_of(lambda: SliceSamplerWithoutReplacement(num_slices=4)))
     for shard, count in zip(sharded.shards, (3, 10, 0), strict=True):

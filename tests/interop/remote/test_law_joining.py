@@ -123,17 +123,6 @@ def test_slices_stay_whole_where_some_are_short(padded: bool) -> None:
             assert len(each) == {0: 2, 1: 4, 2: 3}[each[0] // 1000]
 
 
-def test_transforms_that_make_slices_rows() -> None:
-    sharded = Sharded(2, buffers_of(lambda: SliceSampler(slice_len=3)))
-    for shard in sharded.shards:
-        shard.call("extend", (rows(np.arange(12) + 1000 * shard.number, [6, 6]),))
-        shard.call("append_transform", (lambda data: data.reshape(-1, 3),))
-    data, info = sharded.sample(24)
-    assert data.shape == (8, 3)
-    assert (data["x"].diff(dim=1) == 1).all()
-    assert torch.equal(data["x"].reshape(-1) % 1000, info["index"][0] % 40)
-
-
 def test_rows_that_are_trajectories_have_one_index_for_all_their_steps() -> None:
     sharded = Sharded(2, buffers_of(lambda: None))
     for shard in sharded.shards:

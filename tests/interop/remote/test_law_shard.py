@@ -1,6 +1,5 @@
 """A shard: what may be called on it, and what waits while it is held."""
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from interop import (
     ConsumingSampler,
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
@@ -135,12 +133,6 @@ def test_a_raised_default_priority_is_kept(storage: Any, tmp_path: Path) -> None
         one.raise_default_priority(float("nan"))
 
 
-def test_the_highest_stored_priority_is_not_carried() -> None:
-    shard = Shard(0, 2, buffers_of(lambda: PrioritizedSampler(40, 1, 1, max_priority_within_buffer=True)))
-    shard.raise_default_priority(7.0)
-    assert (shard.highest, shard.share(2).highest, shard.buffer.sampler.default_priority) == (None, None, 1)
-
-
 def refused(**kwargs: Any) -> Sharded:
     sharded = Sharded(2, lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(20), **kwargs))
     for shard in sharded.shards:
@@ -164,13 +156,3 @@ def test_what_cannot_be_drawn_over_shards() -> None:
         refused(sample_unit=Sequence(length=2)).sample(4)
     with pytest.raises(RuntimeError, match="batch_size=5 is not a multiple of slice_len=2"):
         refused(sampler=SliceSampler(slice_len=2)).sample(5)
-
-
-def test_what_no_shard_is_made_of() -> None:
-    with pytest.raises(TypeError, match="a shard needs a ReplayBuffer, got list"):
-        Shard(0, 1, list)  # type: ignore[arg-type,return-value]
-    with pytest.raises(ValueError, match=r"2 shards need bounded storages.*give a max_size"):
-        Shard(0, 2, lambda: ReplayBuffer(storage=ListStorage(sys.maxsize)))
-    shard = Shard(0, 2, buffers_of(RandomSampler))
-    with pytest.raises(ValueError, match=r"one capacity, 40.*max_size=41"):
-        shard.call("set_storage", (LazyTensorStorage(41),))

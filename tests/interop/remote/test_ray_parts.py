@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop import LazyMemmapStorage, LazyTensorStorage, ListStorage, RandomSampler, RayReplayBuffer, ReplayBuffer
+from interop import LazyMemmapStorage, ListStorage, RayReplayBuffer, ReplayBuffer
 from interop.remote.checkpoints import chosen
 from interop.remote.errors import RemoteError
 from interop.remote.gathering import rows_at, together
@@ -151,20 +150,10 @@ def held(rows: int) -> ListStorage:
 ONE = {"storage": partial(ListStorage, 4)}
 BAD = [
     ({"transport": "carrier"}, ValueError, "transport must be one of 'auto', 'ray', got 'carrier'"),
-    ({"transport_options": {"speed": 1}}, ValueError, "speed"),
-    ({"totals": "old"}, ValueError, "'exact', 'latest'"),
-    ({"ack": "never"}, ValueError, "'received', 'durable'"),
     ({"ack": "durable"}, ValueError, "needs recovery_dir"),
-    ({"num_shards": 0}, ValueError, "num_shards must be at least 1"),
     ({"timeout": 0}, ValueError, "timeout must be more than 0"),
     ({"sampler": threading.Lock()}, TypeError, "sampler: a lock that cannot be pickled"),
-    ({"collate_fn": (each for each in "ab")}, TypeError, "collate_fn: a generator that cannot be pickled"),
-    (
-        {"storage": ListStorage(4), "num_shards": 2},
-        TypeError,
-        "storage is one ListStorage for 2 shards: pass a constructor",
-    ),
-    ({"sampler": RandomSampler(), "num_shards": 2}, TypeError, r"partial\(RandomSampler"),
+    ({"storage": ListStorage(4), "num_shards": 2}, TypeError, "one ListStorage for 2 shards: pass a constructor"),
     ({"storage": held(3)}, ValueError, "holds 3 items"),
     (
         {"storage": partial(LazyMemmapStorage, 4, scratch_dir="/x"), "num_shards": 2},
@@ -183,12 +172,6 @@ def test_bad_arguments_are_refused_before_anything_starts(
         monkeypatch.setattr(ray, name, lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(error, match=says):
         RayReplayBuffer(**{**ONE, **arguments})
-
-
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RuntimeError, match=r"needs the library ray.*pip install 'fbuf\[ray\]'"):
-        RayReplayBuffer(storage=partial(LazyTensorStorage, 4))
 
 
 def test_a_recovery_folder_of_more_shards_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 from torch.distributed import rpc
 
-import interop
 from interop import PrioritizedSampler, RemoteTensorDictReplayBuffer, TensorDictReplayBuffer
 from interop.storages import LazyTensorStorage
 
@@ -112,12 +111,3 @@ def test_every_public_method_takes_a_reference_under_its_own_name():
                 taken(object())
     order = list(inspect.signature(RemoteTensorDictReplayBuffer.sample).parameters)
     assert order == ["self", "batch_size", "include_info", "return_info"]
-
-
-def test_a_torch_without_rpc_is_named(monkeypatch):
-    monkeypatch.setattr(rpc, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="this build of torch has no RPC"):
-        interop.RemoteTensorDictReplayBuffer.sample(object())
-    buffer = make()
-    buffer.extend(rows(0, 4))
-    assert len(buffer) == 4

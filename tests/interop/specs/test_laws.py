@@ -13,10 +13,8 @@ from torch import Tensor
 
 from interop.specs import (
     Bounded,
-    Categorical,
     Choice,
     Composite,
-    MultiCategorical,
     NonTensor,
     OneHot,
     Stacked,
@@ -426,14 +424,6 @@ def test_consolidated_stacks_have_no_exclusive_keys(lead, is_nested):
     assert not check_no_exclusive_keys(consolidate_spec(spec, recurse_through_entries=False))
 
 
-def test_sizes_that_owners_agree_on_are_kept_where_others_differ():
-    owners = [Composite(z=Bounded(0, 1, (3, size))) for size in (4, 5)]
-    made = consolidate_spec(torch.stack([*owners, Composite()], 0))
-    assert made[2]["z"].shape == (3, 0)
-    assert made[0]["z"].shape == (3, 4)
-    assert not contains_lazy_spec(torch.stack([owners[0], owners[0].clone()], 0))
-
-
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("Composite", "stack of Composite"))])
 def test_the_spec_made_of_a_tensordict_has_it(name):
     data = make(name, (2,)).rand()
@@ -477,16 +467,6 @@ def test_a_stack_is_its_members():
     assert composite["new"] == Unbounded((2, 2, 5))
     del composite["x"]
     assert list(composite.members[0].keys()) == ["same", "inner", "new"]
-
-
-@pytest.mark.parametrize("how", ["zero", "one"])
-def test_updates_of_tensordicts_keep_their_other_entries(how):
-    spec = make("Composite", (2,))
-    data = spec.rand((3,)).set("other", torch.arange(6).reshape(3, 2))
-    assert getattr(spec, f"{how}s_update")(data) is data
-    assert same(data.exclude("other"), getattr(spec, how)((3,)))
-    assert spec.rand_update(data)["other"].sum() == 15
-    assert spec.is_in(data)
 
 
 def test_names_follow_the_dims():
@@ -560,11 +540,3 @@ def test_a_choice_between_objects():
     assert not spec.is_in(NonTensorData("d", batch_size=(2,)))
     assert spec == spec.clone() != Choice([NonTensorData("a", batch_size=(2,))])
     assert Choice([make("Categorical"), make("Categorical")]).cardinality() == 8
-
-
-@pytest.mark.parametrize(
-    "spec", [Categorical(128, dtype=torch.int8), MultiCategorical([256], dtype=torch.uint8)], ids=repr
-)
-def test_the_largest_number_of_a_dtype_is_a_choice(spec):
-    assert spec.is_in(torch.full(spec.shape, torch.iinfo(spec.dtype).max, dtype=spec.dtype))
-    assert spec.is_in(spec.rand((1000,)))
