@@ -1,8 +1,5 @@
 """PrioritizedReplayBuffer and TensorDictPrioritizedReplayBuffer."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
@@ -15,7 +12,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.interop.rows import KINDS, STORAGES, check_same, flat_td, plain_tensor, state_of
+from tests.interop.rows import KINDS, STORAGES, check_same, flat_td, plain_tensor
 
 
 @pytest.fixture(params=STORAGES)
@@ -91,22 +88,6 @@ def test_updates_take_any_form_of_index(index, priority):
     buffer.extend(plain_tensor([0, 1, 2]))
     assert buffer.update_priority(index, priority) is None
     check_same(buffer.sampler.priorities, torch.tensor([6.0, 1.0, 5.0]))
-
-
-@pytest.mark.parametrize("kind", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_copies_draw_alike_and_live_apart(kind, copier):
-    buffer = kind(alpha=0.7, beta=0.5, storage=LazyTensorStorage(8), batch_size=16)
-    buffer.set_rng(torch.Generator().manual_seed(0))
-    buffer.extend(flat_td([0, 1, 2]))
-    buffer.update_priority(torch.arange(3), torch.tensor([1.0, 2.0, 9.0]))
-    twin = copier(buffer)
-    check_same(twin.sample(return_info=True), buffer.sample(return_info=True))
-    before = state_of(buffer)
-    twin.extend(flat_td([3, 4]))
-    twin.update_priority(torch.arange(3), torch.zeros(3))
-    twin.sampler.alpha = 0.1
-    check_same(state_of(buffer), before)
 
 
 @pytest.mark.parametrize("room", [5, 2000])
