@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
 from interop.formats.torchrl_folder import TorchrlDump
+from interop.storages import TensorStorage
 
 if TYPE_CHECKING:
     from interop.buffers.replay_buffer import ReplayBuffer
@@ -132,7 +133,7 @@ def restoring_dump(buffer: "ReplayBuffer", dump: TorchrlDump, options: LoadOptio
     with dump.named():
         state = dump.state(buffer.storage, buffer.sampler, buffer.writer)
         cursor, written = (state["_writer"].get(name) for name in ("_cursor", "_write_count"))
-        storage: Any = buffer.storage  # of tensors, or `dump.state` has refused it
+        storage = cast(TensorStorage, buffer.storage)  # `dump.state` has refused others
         rows = partial(dump.restoring_rows, storage, cursor, written, options)
         return restoring_dict(buffer, Fields(state, dump.where), dump.where, options, rows)
 

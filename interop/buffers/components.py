@@ -33,20 +33,20 @@ def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = 
 
 
 def all_made(
-    storage: Any,
-    sampler: Any,
-    writer: Any,
+    storage: Storage | Callable[[], Storage] | None,
+    sampler: Sampler | Callable[[], Sampler] | None,
+    writer: Writer | Callable[[], Writer] | None,
     collate_fn: Callable[[Any], Any] | None,
     transform: Any,
     compilable: bool,
     default_writer: Callable[[bool], Writer],
 ) -> Components:
     """All components of a buffer. None stands for the default, a callable for its result."""
-    sampler = made("sampler", sampler, Sampler, RandomSampler)
-    room = sampler.max_size if isinstance(sampler, PrioritizedSampler) else 1000
-    storage = made("storage", storage, Storage, lambda: ListStorage(room, compilable=compilable))
-    writer = made("writer", writer, Writer, lambda: default_writer(compilable))
-    return storage, sampler, writer, as_chain(transform), collate_fn or collate.default_for(storage)
+    draws: Sampler = made("sampler", sampler, Sampler, RandomSampler)
+    room = draws.max_size if isinstance(draws, PrioritizedSampler) else 1000
+    holds: Storage = made("storage", storage, Storage, lambda: ListStorage(room, compilable=compilable))
+    writes: Writer = made("writer", writer, Writer, lambda: default_writer(compilable))
+    return holds, draws, writes, as_chain(transform), collate_fn or collate.default_for(holds)
 
 
 def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUnit | None, prefetches: bool) -> None:

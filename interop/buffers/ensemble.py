@@ -392,7 +392,10 @@ class ReplayBufferEnsemble(Sampled):
 
 
 def _made_of(
-    storages: Any, samplers: Any, writers: Any, collate_fns: Sequence[Any]
+    storages: StorageEnsemble | None,
+    samplers: SamplerEnsemble | None,
+    writers: WriterEnsemble | None,
+    collate_fns: Sequence[Any],
 ) -> tuple[tuple[ReplayBuffer, ...], SamplerEnsemble]:
     """A buffer for each member of three ensembles, with the generator of its sampler; and the sampler of the ensemble.
 
@@ -405,6 +408,7 @@ def _made_of(
             raise TypeError(
                 f"an ensemble needs buffers, or {', '.join(kinds)}: {name} must be a {kind.__name__}, got {found}"
             )
+    assert storages is not None and samplers is not None and writers is not None
     if not len(storages) == len(samplers) == len(writers):
         raise ValueError(f"there are {len(storages)} storages, {len(samplers)} samplers and {len(writers)} writers")
     transforms = storages.transforms or [None] * len(storages)

@@ -25,7 +25,7 @@ class FirstWrite:
     The process that made it removes it when `owner` is deleted, unless it was asked to keep it.
     """
 
-    def __init__(self, owner: Any, cleanup: bool) -> None:
+    def __init__(self, owner: object, cleanup: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="interop_storage_init_"))
         self.values = self.folder / "values"  # of text and ragged rows
         self._description = self.folder / "description"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,20 @@ from torch import Tensor
 if TYPE_CHECKING:  # storages of ensembles hold chains
     from interop.samplers import Sampler
     from interop.storages import Storage
+    from interop.transforms.chain import Compose
+
+
+class HasTransforms(Protocol):
+    """A buffer."""
+
+    @property
+    def storage(self) -> "Storage": ...
+    @property
+    def sampler(self) -> "Sampler": ...
+    @property
+    def transform(self) -> "Compose": ...
+    @property
+    def dim_extend(self) -> int: ...
 
 
 class Order:
@@ -31,7 +45,7 @@ class Order:
         self._sampler = sampler
 
     @classmethod
-    def of(cls, buffer: Any, index: Any, info: dict[Any, Any] | None = None) -> "Order | None":
+    def of(cls, buffer: HasTransforms, index: Any, info: dict[Any, Any] | None = None) -> "Order | None":
         """The order of a batch of a buffer; None if it has no transforms."""
         if not len(buffer.transform):
             return None
