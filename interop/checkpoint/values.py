@@ -27,7 +27,7 @@ from interop.data.varied import Leaf
 _FORMAT = 3
 _SHORT = 1 << 12  # characters of a text that is written into the manifest
 _MOST_DIMS = 64
-_FAULTS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, StopIteration)
+_FAULTS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
 def encode(value: Any, where: str, allow_pickle: bool = False) -> dict[str, Any]:
@@ -264,5 +264,7 @@ def reading_errors(where: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
+    except StopIteration:  # not the cause of the error: contextlib would then raise the StopIteration itself
+        raise CheckpointCorrupt(f"{where}: not what was saved (a column ends too soon)") from None
     except _FAULTS as error:
         raise CheckpointCorrupt(f"{where}: not what was saved ({error})") from error
