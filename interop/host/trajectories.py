@@ -135,7 +135,9 @@ class Trajectories:
         None in place of the first rows where the rows of a window are not consecutive in memory.
         """
         if self.lanes == 1 and self._rows is None:
-            begins = times if self.now <= self.capacity else times % self.capacity
+            if self.now <= self.capacity:
+                return times[:, None] + _steps(length), times
+            begins = times % self.capacity
             if begins.item(begins.argmax()) <= self.capacity - length:
                 return begins[:, None] + _steps(length), begins
         return self.slots_at(times[:, None] + _steps(length), lane[:, None]), None

@@ -64,7 +64,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(STEPS, st.booleans(), st.booleans())
 def test_an_epoch_returns_each_position_once(steps, shuffle, drop_last):
     epoch, model, keys, length = Epoch(shuffle, drop_last), Model(drop_last), itertools.count(), 9
@@ -140,15 +140,15 @@ def keys_of(seed):
     return lambda: draw.integers(2**32, size=2, dtype=np.uint32)
 
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 3), (1, 1, 1, 1)])
+@pytest.mark.parametrize("sizes", [(4,), (1, 3)])
 def test_every_order_of_an_epoch_is_as_likely(sizes):
     fresh, epoch = keys_of(0), Epoch()
-    outcomes = [tuple(flat(epoch.take(count, 4, fresh()).tolist() for count in sizes)) for _ in range(4000)]
+    outcomes = [tuple(flat(epoch.take(count, 4, fresh()).tolist() for count in sizes)) for _ in range(2000)]
     check_uniform(outcomes, list(itertools.permutations(range(4))))
 
 
 def test_one_epoch_tells_nothing_of_the_next():
     fresh, epoch = keys_of(1), Epoch()
-    orders = ["".join(map(str, epoch.take(3, 3, fresh()))) for _ in range(8000)]
+    orders = ["".join(map(str, epoch.take(3, 3, fresh()))) for _ in range(4000)]
     possible = ["".join(each) for each in itertools.permutations("012")]
     check_uniform([a + b for a, b in itertools.pairwise(orders)], [a + b for a in possible for b in possible])

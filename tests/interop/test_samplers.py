@@ -1,19 +1,15 @@
 """RandomSampler and PrioritizedSampler: the exact laws of draws, weights and default priorities."""
 
-import jax
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-import fbuf
 from interop import (
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
 )
-from interop.data import bridge
-from interop.host.priorities import HostPriorities
 from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor
 
 DRAWS = 20_000
@@ -121,56 +117,3 @@ def test_priorities_of_every_dtype_are_taken(dtype):
     buffer = filled([1.0, 1.0])
     buffer.update_priority(torch.arange(2), torch.tensor([2, 4], dtype=dtype))
     check_same(buffer.sampler.priorities, torch.tensor([2.0, 4.0]))
-
-
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, False), (torch.float64, True)])
-def test_a_random_history_has_the_priorities_and_the_tree_of_a_plain_model(dtype, within):
-    """Few and very many changes between draws, excluded items, growth, and a tree that is lost."""
-    rule = fbuf.Prioritized(new_items="highest_stored" if within else "highest_ever", dtype=str(dtype)[6:], eps=0.0)
-    held, draw, capacity = HostPriorities(rule, 9000, 0.7, excluding=True), np.random.default_rng(0), 9000
-    given, excluded = np.full(20_000, -1.0, rule.dtype), np.zeros(20_000, np.bool_)
-    highest, slot = 1.0, -1
-    for step in range(40):
-        count = int(draw.choice([1, 5, 300, 5000]))
-        if step % 3 == 0:
-            start = min(held.size, capacity - count) if step % 2 else int(draw.integers(0, held.size + 1))
-            slots = np.arange(start, min(start + count, capacity))
-            held.written(slots)
-            given[slots] = highest
-            if within:
-                highest, slot = (1.0, -1) if slot in slots else (highest, slots[0] if slot < 0 else slot)
-        elif step % 3 == 1:
-            slots, values = draw.integers(0, held.size, count), draw.random(count).astype(rule.dtype) * 4
-            held.update(slots, values, values.max())
-            for each, value in zip(slots, values, strict=True):
-                given[each] = value
-            settled = given[slots]
-            if not within:
-                highest = max(highest, values.max())
-            elif slot in slots:
-                slot = int(given.argmax())
-                highest = given[slot]
-            elif settled.max() > highest or slot < 0:
-                slot = int(slots[settled.argmax()])
-                highest = given[slot]
-        else:
-            slots = draw.integers(0, held.size, count)
-            excluded[slots] = draw.random(count) < 0.3
-            held.exclude(slots, ~excluded[slots])
-        if step % 20 == 19:
-            capacity += 2000
-            held.reserve(capacity)
-            excluded[:] = False
-        if step % 7 == 6:
-            assert held.highest() == (highest, slot)
-            weights = np.where((given > 0) & ~excluded, np.maximum(given, 0).astype(np.float64) ** 0.7, 0)
-            found, importance, _ = held.sample(np.array([step, 1], np.uint32), 64, held.size, 1.0, [], ())
-            np.testing.assert_allclose(importance, weights[weights > 0].min() / weights[found.numpy()], rtol=1e-4)
-            total, smallest = held.masses()
-            np.testing.assert_allclose([total, smallest], [weights.sum(), weights[weights > 0].min()], rtol=1e-4)
-            np.testing.assert_array_equal(held.values.given, given[: held.size])
-            tree = held.functional().tree
-            held.reweight(0.7)  # the tree is lost
-            with bridge.exact():
-                for kept, rebuilt in zip(jax.tree.leaves(tree), jax.tree.leaves(held.functional().tree), strict=True):
-                    np.testing.assert_array_equal(kept, rebuilt)

@@ -1,39 +1,10 @@
-"""The index of trajectories against lists: rows with lanes, around a ring, and ids that are interleaved."""
+"""Interleaved trajectories in the index, against lists."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from interop.host.trajectories import RecentIds, Trajectories, continued
-
-
-@pytest.mark.parametrize("lanes", [1, 3, 70])
-@pytest.mark.parametrize("seed", range(4))
-def test_stored_trajectories_are_those_of_a_walk(lanes, seed):
-    random = np.random.default_rng(seed)
-    capacity, chance = int(random.integers(1, 30)), random.choice([0.0, 0.1, 0.6])
-    first = int(random.integers(0, 50))
-    index, written = Trajectories(capacity, lanes, first), np.zeros((0, lanes), bool)
-    for _ in range(12):
-        starts = random.random((int(random.choice([1, 3, 40])), lanes)) < chance
-        index.written(starts)
-        written = np.concatenate([written, starts])
-        if random.random() < 0.3:
-            continue
-        begun = np.maximum.accumulate(np.where(written, np.arange(len(written))[:, None], 0), 0)
-        wanted = {}
-        for time, lane in np.argwhere(np.arange(len(written))[:, None] >= len(written) - capacity + 0 * begun).tolist():
-            wanted.setdefault((lane, int(begun[time, lane])), []).append(first + time)
-        for least in (1, int(random.integers(2, 6))):
-            found = [(lane, max(begin, index.oldest), last) for lane, begin, last in index.stored(least).tolist()]
-            assert sorted(found) == sorted((lane, t[0], t[-1]) for (lane, _), t in wanted.items() if len(t) >= least)
-        times = np.arange(index.oldest, index.now)
-        assert (index.times_of(index.rows_at(times)) == times).all()
-        if lanes == 1:
-            before, after = index.around(times % capacity)
-            of = {time: t for t in wanted.values() for time in t}
-            assert [(t - of[t][0], of[t][-1] - t) for t in times.tolist()] == list(zip(before, after, strict=True))
 
 
 @given(st.lists(st.integers(-2, 4), max_size=40))
