@@ -21,12 +21,12 @@ from interop.buffers.components import all_made, check_fit, example_of, first_ro
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
+from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.numbers import whole
 from interop.data.pytrees import each_leaf, length_of, swapped
-from interop.doors.to_fbuf import to_fbuf
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
 from interop.host.threads import Lock, renew_in_children, uninterrupted
