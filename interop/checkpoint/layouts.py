@@ -64,7 +64,7 @@ def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
     CheckpointMismatch where there is none.
     """
     found = _found(name)
-    if not isinstance(found, type) or not fits(found):
+    if not isinstance(found, type) or found in _NAMES or not fits(found):
         raise CheckpointMismatch(f"{where}: items are of the class {name[:100]!r}: import its module before loading")
     return found
 
@@ -198,7 +198,7 @@ def check_values(node: Branch | Leaf, where: str) -> None:
         return
     for child in node.children:
         check_values(child, where)
-    kind, fits = node.kind, True
+    kind, fits = node.kind, node.kind in (LazyStackedTensorDict, NonTensorStack) or not node.batch
     if kind is TensorDict:
         fits = len(node.names) in (0, len(node.batch)) and all(type(key) is str for key in node.keys)
     elif is_record(kind):

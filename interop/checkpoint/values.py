@@ -97,15 +97,25 @@ def _column(leaf: Value, values: list[Any]) -> dict[str, Any]:
         short = len(text) <= _SHORT and text.isascii()
         return {"json": text if short else np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)}
     if leaf.kind == "tensor":
-        parts = [
-            each.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8) for each in values
-        ]
-        raw = (parts[0] if len(parts) == 1 else torch.cat(parts)).cpu().numpy()
+        raw = _bytes_of(values)
     else:
-        if leaf.kind in ("bytes", "pickled"):
-            values = [np.frombuffer(each, np.uint8) for each in values]
-        raw = np.concatenate([np.asarray(each).reshape(-1) for each in values]).view(np.uint8)
-    return {"shapes": np.array([np.shape(each) for each in values], np.int64), "raw": raw}
+        as_bytes = leaf.kind in ("bytes", "pickled")
+        values = [np.frombuffer(each, np.uint8) if as_bytes else np.asarray(each) for each in values]
+        raw = np.concatenate([each.reshape(-1) for each in values]).view(np.uint8)
+    return {"shapes": np.array([each.shape for each in values], np.int64), "raw": raw}
+
+
+def _bytes_of(values: list[Tensor]) -> np.ndarray:
+    """The bytes of tensors of one dtype, one behind the other; a view of a dense one that is alone."""
+    with torch.no_grad():
+        flat = [each.reshape(-1) for each in values]
+        try:
+            joined = flat[0] if len(flat) == 1 else torch.cat(flat)
+        except RuntimeError:  # torch does not join some dtypes, such as float8
+            joined = torch.cat([each.contiguous().view(torch.uint8) for each in flat])
+        dense = joined.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        found: np.ndarray = dense.view(torch.uint8).numpy()
+    return found
 
 
 def _refusing(value: Any, why: str) -> tuple[Value, Any]:
@@ -154,8 +164,8 @@ def load_items(
                 f"{where}: holds objects that were saved by pickle, which runs code when it is read: pass "
                 "allow_pickle=True at load if you trust the writer of the file"
             )
-        taken = [iter(_values(leaf, column, device)) for leaf, column in zip(leaves, columns, strict=True)]
-        forms: list[tuple[Node, list[Iterator[Any]]]] = []
+        values = [_values(leaf, column, device) for leaf, column in zip(leaves, columns, strict=True)]
+        forms: list[tuple[Node, list[int]]] = []
         for each in fields.items("forms"):
             chosen: list[int] = []
 
@@ -167,14 +177,19 @@ def load_items(
 
             node = node_of(each, leaf, where, is_container)
             check_values(node, where)
-            forms.append((node, [taken[place] for place in chosen]))
+            forms.append((node, chosen))
         order = np.asarray(fields.array("order", None, (None,)))
         if order.dtype.kind != "u" or (order.size and order.max() >= len(forms)):
             raise fields.wrong("order", f"numbers of {len(forms)} structures", order)
-        made = [build(node, map(next, chosen), device) for node, chosen in map(forms.__getitem__, order.tolist())]
-        if any(True for each in taken for _ in each):
-            raise CheckpointCorrupt(f"{where}: it has values that are in no item")
-        return made
+        uses = [0] * len(values)
+        for (_, chosen), count in zip(forms, np.bincount(order, minlength=len(forms)).tolist(), strict=True):
+            for place in chosen:
+                uses[place] += count
+        if uses != list(map(len, values)):
+            raise CheckpointCorrupt(f"{where}: the items have {uses} values, the columns {list(map(len, values))}")
+        taken = list(map(iter, values))
+        made = [(node, [taken[place] for place in chosen]) for node, chosen in forms]
+        return [build(node, map(next, chosen), device) for node, chosen in map(made.__getitem__, order.tolist())]
 
 
 def leaf_of(fields: Fields) -> Value:

@@ -40,10 +40,9 @@ class TEDError(ValueError):
     violations: tuple[Violation, ...]
     """The same, one by one."""
 
-    def __init__(self, violations: Iterable[Violation], notes: Iterable[Violation] = ()) -> None:
+    def __init__(self, violations: Iterable[Violation]) -> None:
         self.violations = tuple(violations)
-        lines = [f"- {each}" for each in self.violations] + [f"- a note: {each}" for each in notes]
-        super().__init__("this is not TED data:\n" + "\n".join(lines))
+        super().__init__("this is not TED data:\n" + "\n".join(f"- {each}" for each in self.violations))
 
 
 def check_ted(
@@ -72,7 +71,7 @@ def check_ted(
             done flags or rewards, and entries of the root with a usual name.
         time_dim: the dim of time among the batch dims.
         auto_reset: whether a reset comes right after each end, so that no step begins in a state that is done.
-        strict: done flags and rewards that do not have the shape [*batch, ..., 1] are violations too, not only notes.
+        strict: done flags and rewards that do not have the shape [*batch, ..., 1] are violations too.
     """
     if not is_tensor_collection(data) or not isinstance(data, TensorDictBase):
         raise TypeError(f"check_ted takes a tensordict, got {type(data).__name__}")
@@ -81,21 +80,19 @@ def check_ted(
     wanted = None if observation_keys is None else Names.of((), observation_keys).reward
     rules = _Rules(data, Names.of(done_keys, reward_keys), as_path(done_key), time_dim % data.ndim, wanted)
     found = [*rules.structure(), *rules.done_flags(auto_reset), *rules.observations()]
-    notes = list(rules.last_dims())
-    if strict:
-        found, notes = found + notes, []
+    found += rules.last_dims() if strict else ()
     if found:
-        raise TEDError(found, notes)
+        raise TEDError(found)
 
 
 class _Rules:
-    """The rules by subject; each method gives the violations of some."""
+    """The rules by subject; each method yields the violations of some."""
 
     def __init__(
         self, data: TensorDictBase, names: Names, done_key: Path, time_dim: int, wanted: tuple[Path, ...] | None
     ) -> None:
-        self._data, self._names, self._done_key, self._wanted = data, names, done_key, wanted
-        self._shape, self._time = data.shape, time_dim
+        self._below, self._shape, self._time = data.get("next", None), data.shape, time_dim
+        self._names, self._done_key, self._wanted = names, done_key, wanted
         found = ((as_path(key), value) for key, value in data.items(True, True) if isinstance(value, Tensor))
         self._leaves = {path: value.detach().as_subclass(Tensor) for path, value in found}
         self._next = {path[1:]: leaf for path, leaf in self._leaves.items() if is_below(path)}
@@ -103,33 +100,28 @@ class _Rules:
 
     def structure(self) -> Iterator[Violation]:
         """Entries that are missing or misplaced."""
-        below = self._data.get("next", None)
         for path in self._names.reward:
             if path in self._root:
-                move = f"a reward comes of a step, move it to {shown(('next', *path))}"
+                move = f"a reward is the outcome of a step, move it to {shown(('next', *path))}"
                 yield Violation(path, None, "is in the root", move)
-        if not isinstance(below, TensorDictBase):
-            what = "is missing" if below is None else "is no tensordict"
-            put = "put there what each step led to: observations, rewards and done flags"
-            yield Violation(("next",), None, what, put)
+        if not isinstance(self._below, TensorDictBase):
+            what = "is missing" if self._below is None else "is no tensordict"
+            yield Violation(("next",), None, what, "put the observations, rewards and done flags after a step there")
             return
-        if below.batch_size != self._shape:
-            what = f"has the batch size {list(below.batch_size)}, the root {list(self._shape)}"
-            same = "set its batch_size to that of the root, each row of which has one of 'next'"
-            yield Violation(("next",), None, what, same)
+        if self._below.batch_size != self._shape:
+            what = f"has the batch size {list(self._below.batch_size)}, the root {list(self._shape)}"
+            yield Violation(("next",), None, what, "set its batch_size to that of the root")
         done = self._leaves.get(self._done_key)
         if done is None:
-            say = "say where trajectories end: terminated | truncated, [*batch, 1]"
-            yield Violation(self._done_key, None, "is missing", say)
+            ends = "say where trajectories end: terminated | truncated, [*batch, 1]"
+            yield Violation(self._done_key, None, "is missing", ends)
         elif done.numel() != self._shape.numel():
             what = f"has the shape {list(done.shape)} for rows of {list(self._shape)}"
-            one = "a trajectory ends with a row for all agents: pass a done_key with one value a row"
-            yield Violation(self._done_key, None, what, one)
+            yield Violation(self._done_key, None, what, "pass a done_key with one value a row, for all agents")
         for path in self._next:
             if path not in self._root and path not in self._names and path not in (self._wanted or ()):
-                what = f"is there, and the root has no {shown(path)}"
-                save = "save what was seen before the step too, or name it in done_keys or reward_keys"
-                yield Violation(("next", *path), None, what, save)
+                save = "save the observation before the step too, or name it in done_keys or reward_keys"
+                yield Violation(("next", *path), None, f"is there, and the root has no {shown(path)}", save)
         usual = [path for path in self._root if path[-1] in _OBSERVATIONS]
         for path in usual if self._wanted is None else self._wanted:
             for key in (path, ("next", *path)):
@@ -138,20 +130,18 @@ class _Rules:
 
     def done_flags(self, auto_reset: bool) -> Iterator[Violation]:
         """Done flags that contradict one another, and those of the root that are set."""
-        for path in (each for level in ((), ("next",)) for each in ((*level, *name) for name in self._names.done)):
+        for path in (*self._names.done, *(("next", *name) for name in self._names.done)):
             if path[-1] == "done" and path in self._leaves:
                 parts = [(*path[:-1], name) for name in ("terminated", "truncated")]
                 yield from self._contradicted(path, [part for part in parts if part in self._leaves])
         for path in self._names.done if auto_reset else ():
             leaf = self._root.get(path)
             if leaf is not None and self._covers(leaf) and (row := first_set(self._rows(leaf))) is not None:
-                clear = (
-                    "a step begins in a state that is not done, where resets are automatic: clear the flag, or pass "
-                )
-                yield self._at(path, row, "is set in the root", clear + "auto_reset=False")
+                clear = "with automatic resets no step begins in a done state: clear the flag, or pass auto_reset=False"
+                yield self._at(path, row, "is set in the root", clear)
 
     def _contradicted(self, key: Path, parts: list[Path]) -> Iterator[Violation]:
-        """Rows where done is not terminated | truncated, or, if only one of them is there, not set with it."""
+        """Rows where done is not terminated | truncated or, if only one of them is there, not set with it."""
         done = self._leaves[key]
         for part in parts:
             shape = self._leaves[part].shape
@@ -162,15 +152,15 @@ class _Rules:
         if not parts or not done.numel() or not self._covers(done):
             return
         either = np.logical_or.reduce([flags(self._leaves[part]).numpy() for part in parts])
-        set_ = flags(done).numpy()
-        rows = (set_ != either if len(parts) == 2 else either & ~set_).reshape(self._shape.numel(), -1).any(1)
+        ends = flags(done).numpy()
+        rows = (ends != either if len(parts) == 2 else either & ~ends).reshape(self._shape.numel(), -1).any(1)
         if rows.any():
             names = " | ".join(part[-1] for part in parts)
             what = f"is not {names}" if len(parts) == 2 else f"is not set with {names}"
             yield self._at(key, int(rows.argmax()), what, f"done is terminated | truncated: set it to {names}")
 
     def observations(self) -> Iterator[Violation]:
-        """Observations of "next" that are not those of the root a time later."""
+        """Observations of "next" that differ from those of the next row."""
         done, every = self._leaves.get(self._done_key), self._shape.numel()
         stops = None
         if done is not None and done.numel() == every > 0:
@@ -208,4 +198,4 @@ class _Rules:
         return leaf.flatten(0, len(self._shape) - 1)
 
     def _at(self, key: Path, row: int, what: str, remedy: str) -> Violation:
-        return Violation(key, tuple(int(each) for each in np.unravel_index(row, self._shape)), what, remedy)
+        return Violation(key, tuple(map(int, np.unravel_index(row, self._shape))), what, remedy)

@@ -34,10 +34,7 @@ TD = TensorDict({"x": torch.full((2, 3), 1.0), "s": torch.zeros(2, 1)}, [2], nam
 @pytest.mark.parametrize(
     ("item", "changes"),
     [
-        *(
-            (torch.ones(4), {"shapes": each})
-            for each in (..., None, [], [4], [[5]], [[-1]], [[2**40]], [None], [["4"]])
-        ),
+        *((torch.ones(4), {"shapes": each}) for each in (..., [], [4], [[5]], [[-1]], [[2**40]], [["4"]])),
         *((torch.ones(4), {"layout": each}) for each in (..., [], _leaf(dtype="float64"), _leaf(dtype="x"), _td())),
         *((torch.ones(4), {"layout": _leaf(kind=each)}) for each in ("array", "pickled", 3)),
         *((TD, {"layout": _td(batch=each)}) for each in ([3], [2, 9], ..., [-1], 2)),

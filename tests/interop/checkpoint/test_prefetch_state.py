@@ -12,11 +12,9 @@ import torch
 
 from interop import (
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     PromptGroupSampler,
     RandomSampler,
-    ReplayBuffer,
     ReplayBufferEnsemble,
     Sampler,
     SamplerWithoutReplacement,
@@ -166,20 +164,3 @@ def test_an_ensemble_goes_on_with_what_it_had_drawn_ahead(way: str, tmp_path: Pa
         assert torch.equal(one["x"], other["x"]) and torch.equal(one["index", "index"], other["index", "index"])
     for place in (1, 2, 3):
         assert same(drawn(whole[place], 5), drawn(twin[place], 5))
-
-
-def test_what_an_ensemble_chooses_by_is_saved(tmp_path: Path) -> None:
-    def make(**choice: Any) -> Any:
-        members = [ReplayBuffer(storage=ListStorage(4), batch_size=2) for _ in range(3)]
-        for member in members:
-            member.extend([torch.tensor(each) for each in range(3)])
-        return ReplayBufferEnsemble(*members, batch_size=4, generator=torch.Generator().manual_seed(0), **choice)
-
-    one = make(p=[1, 0, 3], num_buffer_sampled=2)
-    one.sample()
-    one.dumps(tmp_path / "c")
-    other = make(num_buffer_sampled=4)
-    with pytest.warns(UserWarning, match=r"p=\[0.25, 0.0, 0.75\] instead of None, num_buffer_sampled=2 instead of 4"):
-        other.loads(tmp_path / "c")
-    assert torch.equal(other.sampler.p, torch.tensor([0.25, 0.0, 0.75]))
-    assert [other.sample().tolist() for _ in range(5)] == [one.sample().tolist() for _ in range(5)]

@@ -10,8 +10,6 @@ from fbuf.checkpoint import CheckpointError, CheckpointMismatch
 from interop import (
     LazyTensorStorage,
     PrioritizedSampler,
-    ReplayBuffer,
-    RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
     StalenessAwareSampler,
@@ -75,20 +73,6 @@ def test_state_dicts_of_writers(writer: str) -> None:
     twin, _ = buffer_with("RandomSampler", writer, 3)
     twin.writer.load_state_dict(kept)
     check_same(twin.writer.state_dict(), kept)
-
-
-def test_a_counting_writer_tells_its_generations() -> None:
-    def make() -> ReplayBuffer:
-        return ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter(track_generations=True))
-
-    one, other = make(), make()
-    one.extend(torch.arange(6))
-    state = one.writer.state_dict()
-    assert state["_generation"].tolist() == [2, 2, 1, 1]
-    other.writer.load_state_dict(through_torch(state))
-    one.extend(torch.arange(2))
-    assert state["_generation"].tolist() == [2, 2, 1, 1]
-    assert other.writer.generations_of(torch.arange(4)).tolist() == [1, 1, 0, 0]
 
 
 def test_the_trees_of_a_prioritized_sampler_are_its_weights() -> None:

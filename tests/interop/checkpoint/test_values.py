@@ -148,17 +148,9 @@ def _hidden():
 
 
 REFUSED = [
-    *(Custom(), object(), {1, 2}, frozenset(), range(3), slice(3), Sub(a=1), lambda: 0, print, Custom, int, sys, ...),
-    *(Settings(1.0), torch.float32, {(1, 2): 3}, {None: 1}, {True: 1}, {0.5: 1}, 2**10_000, collections.deque()),
-    *(
-        bytearray(b"a"),
-        np.array(["a"]),
-        np.datetime64(1, "s"),
-        np.array([Custom()]),
-        np.zeros(2, [("a", "i4")]),
-        np.longdouble(1),
-        np.ma.array([1]),
-    ),
+    *(Custom(), object(), {1, 2}, range(3), Sub(a=1), lambda: 0, Custom, sys, ...),
+    *(Settings(1.0), torch.float32, {(1, 2): 3}, {True: 1}, 2**10_000, collections.deque()),
+    *(bytearray(b"a"), np.array(["a"]), np.datetime64(1, "s"), np.array([Custom()]), np.zeros(2, [("a", "i4")])),
     *(torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.nn.Linear(1, 1), torch.Generator()),
 ]
 
@@ -285,5 +277,5 @@ def test_there_may_not_be_more_than_fit():
         decode(tree)
     edited = copy.deepcopy(tree)
     edited["columns"].append(edited["columns"][0])
-    with pytest.raises(CheckpointCorrupt, match="values that are in no item"):
+    with pytest.raises(CheckpointCorrupt, match="the items have"):
         load_items(edited)

@@ -51,34 +51,6 @@ def test_arrays_are_those_of_the_model_and_lead_back(written: Written) -> None:
     assert all(same(flat.get(key), kept.get(key)) for key in paths(kept))
 
 
-def test_the_worked_example() -> None:
-    """Ten steps, obs t and then t + 1, but 4.5 where the episode ends at step 4."""
-    seen = torch.arange(10.0)
-    after = seen + 1
-    after[4] = 4.5
-    done = (seen == 4)[:, None]
-
-    def rows(capacity: int) -> TensorDict:
-        kept = torch.arange(10)[-capacity:]
-        place = kept % capacity
-        obs, following = torch.zeros(capacity), torch.zeros(capacity)
-        over = torch.zeros(capacity, 1, dtype=torch.bool)
-        obs[place], following[place], over[place] = seen[kept], after[kept], done[kept]
-        below = {"obs": following, "done": over}
-        return TensorDict({"obs": obs, "action": obs * 10, "done": torch.zeros_like(over), "next": below}, [capacity])
-
-    hook = TED2Flat()
-    hook.shift, hook.is_full = 10, False
-    flat = hook(rows(12))
-    assert flat["obs"].tolist() == [0, 1, 2, 3, 4, 4.5, 5, 6, 7, 8, 9, 10, 0, 0]
-    assert flat["action"].shape == (12,)
-    assert flat["done"].flatten().nonzero().tolist() == [[4]]
-    hook.shift, hook.is_full = 2, True
-    flat = hook(rows(8))
-    assert flat["obs"].tolist() == [2, 3, 4, 4.5, 5, 6, 7, 8, 9, 10]
-    assert flat["action"].tolist() == [20, 30, 40, 50, 60, 70, 80, 90]
-
-
 # ---------------------------------------------------------------------- files
 
 
