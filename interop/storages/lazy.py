@@ -144,11 +144,8 @@ class LazyTensorStorage(TensorStorage):
         state = super().__getstate__()
         if starting_a_worker() or self._first is None:
             return state
-        return {
-            **state,
-            "_first": None,
-            "shared_init": self.shared_init and self.rows is None,
-        }  # a copy has its own memory
+        # A copy has memory of its own.
+        return {**state, "_first": None, "shared_init": self.shared_init and self.rows is None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
