@@ -1,4 +1,4 @@
-"""Batches built in one step of the leaves that were read and the info about them."""
+"""Batches that are built in one step from leaves and info."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _KEPT = 8  # builders of one layout
 
 
 class BatchInfo(dict[Any, Any]):
-    """The info of a batch, and the data that has it as entries."""
+    """The info of a batch, with the data that contains it as entries."""
 
     __slots__ = ("_count", "_data")
 
@@ -30,7 +30,7 @@ class BatchInfo(dict[Any, Any]):
         self._data, self._count = data, len(info)
 
     def is_in(self, data: Any) -> bool:
-        """Whether data was built with this info, and nothing was added to the info since."""
+        """Whether data was built with this info, and the info has no later entries."""
         return self._data is data and self._count == len(self)
 
 
@@ -41,9 +41,9 @@ def read_batch(
     info: dict[Any, Any],
     marks: bool,
 ) -> tuple[Any, dict[Any, Any]]:
-    """The items at slots of rows on the host, and the info; with `marks` as a `BatchInfo`, where one step builds both.
+    """The items at slots of rows on the host, and the info; with `marks` a `BatchInfo`, if one step builds both.
 
-    `runs` are the first rows of the runs of consecutive rows that the slots are, or None, and the length of these runs.
+    `runs`: the first rows of runs of consecutive rows, or None, and the length of each run.
     """
     rows, layout = storage.rows, storage.layout
     assert isinstance(rows, TorchRows) and layout is not None
@@ -67,16 +67,16 @@ def read_batch(
 
 @dataclasses.dataclass(frozen=True)
 class BatchBuilder:
-    """Builds tensordicts of one layout that have further entries."""
+    """Builds tensordicts of one layout with the entries of the info."""
 
-    replaced: Mapping[Any, int]  # the leaf in whose place an entry of the info is
+    replaced: Mapping[Any, int]  # leaves that entries of the info replace
     added: Sequence[Any]  # the other entries of the info
-    nodes: Sequence[tuple[Any, Any]]  # inner tensordicts first: keys, and what picks their entries of all that is there
+    nodes: Sequence[tuple[Any, Any]]  # inner tensordicts first: keys, and the getter of their entries
 
     def build(
         self, leaves: list[Any], info: Mapping[Any, Tensor], size: torch.Size, device: torch.device | None
     ) -> Any:
-        """The tensordict of leaves in the order of the layout. The list is changed."""
+        """The tensordict of leaves in the order of the layout. Appends to the list."""
         leaves.extend([info[key] for key in self.added])
         made: Any = None
         for keys, pick in self.nodes:
@@ -96,7 +96,7 @@ def _builder_for(layout: Layout, keys: tuple[Any, ...]) -> BatchBuilder | None:
 
 
 def _builder(layout: Layout, keys: Sequence[Any]) -> BatchBuilder | None:
-    """None for other layouts than of plain tensordicts, and for keys that do not fit in."""
+    """A builder for plain tensordicts; None for other layouts, and for keys that do not fit."""
     nodes: dict[Path, dict[Any, Any]] = {}
     if not keys or not _open(layout.root, (), nodes, layout.places):
         return None
@@ -124,7 +124,7 @@ def _builder(layout: Layout, keys: Sequence[Any]) -> BatchBuilder | None:
 
 
 def _open(node: Any, path: Path, nodes: dict[Path, dict[Any, Any]], places: Mapping[Path, int]) -> bool:
-    """Enter the entries of tensordicts, leaves by place and others by path; False where one is not plain."""
+    """Collect the entries of tensordicts, leaves by place and others by path; False if one is not plain."""
     if not isinstance(node, Branch) or node.kind is not TensorDict or node.names or node.batch:
         return False
     entries = nodes[path] = {}
@@ -137,7 +137,7 @@ def _open(node: Any, path: Path, nodes: dict[Path, dict[Any, Any]], places: Mapp
 
 
 def _entries(info: Mapping[Any, Any]) -> dict[Any, Tensor]:
-    """The info as one tensor for each key; empty where one is not on the host."""
+    """The info as one tensor a key; empty if one is not on the host."""
     entries: dict[Any, Tensor] = {}
     for key, value in info.items():
         if type(value) is tuple:

@@ -1,6 +1,6 @@
 """One entry of the stored items, read without the others.
 
-To be called while the lock of the storage is held. A key is a name or a tuple of names; slots are flat, over all items.
+The caller holds the lock of the storage. A key is a name or a tuple of names; slots are flat, over all items.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from interop.storages import Storage
 
 
 def has(storage: Storage, key: Any) -> bool:
-    """Whether the items, of which there is one at least, have a tensor under the key."""
+    """Whether the items have a tensor under the key. The storage has at least one item."""
     try:
         if storage.column(key) is not None:
             return True
@@ -56,7 +56,7 @@ def flags(storage: Storage, key: Any, slots: np.ndarray) -> np.ndarray:
 
 
 def whole(storage: Storage, key: Any) -> Tensor:
-    """An entry of all stored items in the order of slots, [items, ...]: a view where it can be one."""
+    """An entry of all stored items in the order of slots, [items, ...]; a view if possible."""
     held = storage.column(key)
     if held is None:
         return _by_item(storage, key, np.arange(len(storage)))
@@ -65,7 +65,7 @@ def whole(storage: Storage, key: Any) -> Tensor:
 
 
 def texts(storage: Storage, key: Any, slots: np.ndarray) -> list[str] | None:
-    """An entry of the items at slots, [n], where it is one text an item; None where it is something else. O(slots).
+    """An entry of the items at slots, [n], if it is one text an item; None otherwise. O(slots).
 
     KeyError for an entry that is not stored.
     """
@@ -84,7 +84,7 @@ def _gotten(storage: Storage, slots: np.ndarray) -> Any:
 
 
 def _by_item(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
-    """The same by the `get` of the storage."""
+    """`read` by the `get` of the storage."""
     found = _gotten(storage, slots.reshape(-1))
     held = torch.stack([_within(item, key) for item in found]) if isinstance(found, list) else _within(found, key)
     return held.reshape(*slots.shape, *held.shape[1:])

@@ -85,6 +85,7 @@ class Scheme:
 
     def newest(self, leaf: Tensor, place: int) -> Tensor:
         """The newest frames of observations [..., *shape]."""
+        leaf = leaf.detach()
         if self.stack == 1:
             return leaf
         axis = self.axis(place)
@@ -116,7 +117,7 @@ class Scheme:
 class _Write:
     """A checked write of the next rows."""
 
-    leaves: list[Tensor]  # [n, *lanes, ...]
+    leaves: Sequence[Tensor]  # [n, *lanes, ...]
     index: np.ndarray  # [1 + n, lanes, stack + 1]: the frames of items, from the previous row on
     closing: np.ndarray  # [1 + n, lanes]: whether the next frame of an item is a final
     finals: np.ndarray  # the numbers of these finals
@@ -225,7 +226,7 @@ class FrameRows(TorchRows):
         self._write = None
         rows = places[0] if isinstance(places, tuple) else places
         if isinstance(rows, int):
-            rows = range(rows, rows + 1)
+            rows, leaves = range(rows, rows + 1), [leaf.unsqueeze(0) for leaf in leaves]
         following, capacity = int(self.counts[_WRITTEN]) % self.scheme.capacity, self.scheme.capacity
         known = in_order and whole_rows(places) and isinstance(rows, range | slice) and rows.step in (1, None)
         if not known or rows.start % capacity != following or rows.stop <= rows.start:
@@ -233,11 +234,9 @@ class FrameRows(TorchRows):
                 f"each frame is stored once, in the order of writing: the next row to write is {following}. Use set_() or "
                 "update_() to edit entries of stored items other than observations, ends and ids; nothing was written"
             )
-        count = rows.stop - rows.start
-        shapes = [(count, *self.lanes, *spec.shape) for spec in self.scheme.leaves]
-        self._write = self._prepared([leaf.reshape(shape) for leaf, shape in zip(leaves, shapes, strict=True)])
+        self._write = self._prepared(leaves)
 
-    def _prepared(self, leaves: list[Tensor]) -> _Write:
+    def _prepared(self, leaves: Sequence[Tensor]) -> _Write:
         scheme, count, lanes = self.scheme, len(leaves[0]), self.scheme.per_row
         written, free, used = self.counts.tolist()
         previous = self._index[(written - 1) % scheme.capacity]

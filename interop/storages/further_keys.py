@@ -1,4 +1,4 @@
-"""Keys that come with a later batch: stored rows get what `fill` says, or what is given for all of them."""
+"""New keys in a later batch: stored rows get the values of `fill`, or values for all of them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 def wider(storage: "TensorStorage", layout: Layout, data: Any, dims: int) -> Layout:
+    """The layout with the further keys of data."""
     wider = layout.wider(data, dims)
     return wider.keeping(storage.values_for(wider))
 
 
 def widen(storage: "TensorStorage", layout: Layout, leaves: Sequence[Tensor] | None) -> None:
-    """Take a layout of further leaves, of which stored rows get these or what `fill` says. The others stay as they are.
+    """Add the further leaves of a layout. Stored rows get the given leaves, or those of `fill`; other leaves do not change.
 
-    RuntimeError where other processes have the rows, or they are frames.
+    RuntimeError if other processes have the rows, or a LazyFrameStorage holds them.
     """
     held, rows, guard = storage.layout, storage.own_rows(), storage.journal
     assert held is not None
@@ -34,8 +35,8 @@ def widen(storage: "TensorStorage", layout: Layout, leaves: Sequence[Tensor] | N
     others = storage.is_elsewhere
     if storage.of_frames or small or (others and rows.shared) or storage.lock.forked:
         raise RuntimeError(
-            f"no keys can be added to this {type(storage).__name__}: rows that other processes have, frames, and rows that "
-            "were much smaller keep those of the first batch. Have all keys in it; nothing was written"
+            f"no keys can be added to this {type(storage).__name__}: its rows are shared with other processes, hold frames, "
+            "or were much smaller. Put all keys into the first batch; nothing was written"
         )
     added = [place for place, spec in enumerate(layout.leaves) if spec not in held.leaves]
     new = {layout.leaves[at]: leaves[at] if leaves else _filling(storage, layout.leaves[at]) for at in added}
@@ -51,7 +52,7 @@ def widen(storage: "TensorStorage", layout: Layout, leaves: Sequence[Tensor] | N
 
 
 def _filling(storage: "TensorStorage", spec: LeafSpec) -> Tensor:
-    """What stored rows get under a new key."""
+    """The values of stored rows under a new key."""
     value, lead = (storage.fill or {})[spec.path], (storage.filled_rows, *storage.lanes)
     if not torch.can_cast(value.dtype, spec.dtype):
         raise RuntimeError(f"{spec.name}: items are {spec.dtype}, fill has {value.dtype}; nothing was written")

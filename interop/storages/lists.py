@@ -72,13 +72,13 @@ class ListStorage(Storage):
         return [*self._tensors_of(planning.example(data, 1)), Share("items", "the objects of the list", "cpu", None)]
 
     def _tensors_of(self, data: Any) -> list[Share]:
-        """The tensors of as many items as there is room for, if all are like the first of data."""
+        """The tensors of a full list of items like the first of data."""
         items = self._storage[:1] if data is None else unbind(data[:1])
         if not items or self.max_size == sys.maxsize:
             return []
         try:
             layout = Layout.of(items[0], 0)
-        except TypeError:  # of which nothing is known
+        except TypeError:  # not tensors: the size is unknown
             return []
         leaves = layout.flatten(items[0], 0)
         place = planning.place_of(self.device or leaves[0].device) if leaves else ""
@@ -131,7 +131,7 @@ class ListStorage(Storage):
             length += place == length
 
     def _note(self, places: Sequence[int], set_cursor: bool) -> None:
-        """Have the ring count a write: of a run around the ring, or elsewhere."""
+        """Count a write in the ring: a run around the ring, or rows elsewhere."""
         places = [place + len(self._storage) if place < 0 else place for place in places]
         first = places[0] if places else 0
         if set_cursor:
@@ -142,7 +142,7 @@ class ListStorage(Storage):
             self.ring.edited(list(places))
 
     def _to_keep(self, item: Any) -> Any:
-        """What is put in the list for an item: the same object, unless it is to be moved or has a graph."""
+        """The stored form of an item: the same object, unless it must be moved or detached."""
         return item if self.device is None and not _has_graph(item) else each_leaf(item, self._moved)
 
     def _moved(self, leaf: Any) -> Any:
@@ -152,7 +152,7 @@ class ListStorage(Storage):
         return leaf if self.device is None else leaf.to(self.device)
 
     def _taken(self, places: Iterable[int]) -> list[Any]:
-        """The items for what is in the list at places."""
+        """The items at places."""
         return [self._storage[place] for place in places]
 
     def _empty(self) -> None:
@@ -167,7 +167,7 @@ class ListStorage(Storage):
         return {"storage": self._kind, **self._setting(), **self._ring(), "items": items}
 
     def restoring_items(self, saved: Any, options: LoadOptions, given: Any = None) -> Callable[[], None]:
-        """Check saved items, or those that load hooks gave; the returned function stores them in the place of all items."""
+        """Check saved items, or the items from load hooks; the returned function replaces all items with them."""
         where = f"the checkpoint of a {type(self).__name__}"
         fields = Fields(saved, where)
         if fields.text("storage") != self._kind:
@@ -186,19 +186,19 @@ class ListStorage(Storage):
         return self._applying(self._kept(given, where), fields)
 
     def _held(self) -> list[Any]:
-        """What is saved of the items, one value each."""
+        """The saved form of the items, one value each."""
         return self._storage
 
     def _home(self) -> torch.device | None:
-        """Where tensors of a checkpoint go; None for where they were."""
+        """The device of loaded tensors; None for the device that they had."""
         return self.device
 
     def _loaded(self, held: list[Any], where: str) -> list[Any]:
-        """What is kept of saved values. CheckpointError where the storage could not have held them."""
+        """The stored form of saved values. CheckpointError if the storage could not have held them."""
         return self._kept(held, where)
 
     def _kept(self, items: list[Any], where: str) -> list[Any]:
-        """What is kept of items from elsewhere."""
+        """The stored form of items from load hooks or a state dict."""
         if len(items) > self.max_size:
             raise CheckpointMismatch(f"{where} has {len(items)} items, the storage a capacity of {self.max_size}")
         try:
@@ -231,9 +231,9 @@ class ListStorage(Storage):
             return {"_storage": items, "_ring": self._ring()}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Copy what `state_dict` gave in. After an error nothing has changed.
+        """Store copies of the items of a `state_dict`. After an error nothing has changed.
 
-        TypeError for an item of another kind than it gives, `CheckpointMismatch` for more items than there is room for.
+        TypeError for an item of a kind that `state_dict` does not give, `CheckpointMismatch` for too many items.
         """
         with self.locked():
             self.restoring_dict(state_dict)()
@@ -263,7 +263,7 @@ class ListStorage(Storage):
         return {"capacity": self.max_size, "written": self.ring.written, "end": self.ring.cursor}
 
     def _setting(self) -> dict[str, Any]:
-        """Arguments that a checkpoint must have in common with the storage."""
+        """Arguments that must be equal in a checkpoint and the storage that loads it."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What memory storages take, and the refusal of what there is no room for before any is taken."""
+"""The memory of storages: plans, and refusals before anything is allocated."""
 
 import multiprocessing.heap
 import tempfile
@@ -16,7 +16,7 @@ from interop.specs.composite import Composite
 from interop.specs.leaves import converted
 from interop.specs.spec import TensorSpec
 
-_SMALL = 1 << 26  # bytes below which nobody is asked what is free
+_SMALL = 1 << 26  # bytes below which free memory is not looked up
 
 
 def place_of(device: torch.device) -> str:
@@ -27,7 +27,7 @@ def place_of(device: torch.device) -> str:
 
 
 def free_at(place: str) -> int | None:
-    """Bytes free at a place; None where that is not known."""
+    """Bytes free at a place; None if unknown."""
     if not place.startswith("cuda"):
         return free_memory.at(place) if place == free_memory.HOST or place.startswith("/") else None
     device = torch.device(place)
@@ -49,15 +49,14 @@ def array(part: str, key: str, shape: tuple[int, ...], dtype: torch.dtype, place
 
 
 def plan(shares: Iterable[Share]) -> Plan:
-    """A plan with what is free now."""
+    """A plan with the memory that is free now."""
     return Plan.of(shares, free_at)
 
 
 def row_of(spec: TensorSpec, ndim: int) -> Any:
-    """Zeros like a spec describes, [1, *spec.shape], whose elements share memory: a row of a storage with `ndim` item dims.
-    Where the spec has Python objects the row has text.
+    """A row of zeros of a spec, [1, *spec.shape], whose elements share memory; Python objects become text.
 
-    TypeError for what is no tensor. ValueError for a dynamic dim, or a Composite with fewer than ndim - 1 dims.
+    TypeError for other entries than tensors. ValueError for a dynamic dim, or a Composite with fewer than ndim - 1 dims.
     """
 
     def leaf(spec: TensorSpec, _: str) -> torch.Tensor:
@@ -82,14 +81,14 @@ def example(data: Any, ndim: int) -> Any:
 
 
 def refuse(shares: Iterable[Share]) -> None:
-    """NotEnoughMemoryError for what a place has too little for."""
+    """NotEnoughMemoryError if a place has too little memory."""
     shares = list(shares)
     if sum(share.bytes or 0 for share in shares) >= _SMALL:
         plan(shares).check()
 
 
 def shared_memory(size: int) -> str:
-    """The folder in whose file system an anonymous map of so many bytes comes to be."""
+    """The folder whose file system holds an anonymous map of `size` bytes."""
     for folder in getattr(multiprocessing.heap.Arena, "_dir_candidates", ()):
         free = free_memory.at(folder)
         if free is not None and free >= size:

@@ -1,4 +1,4 @@
-"""Text and ragged rows of a storage, which rows refer to by spans."""
+"""Memory of text and ragged rows, which rows refer to by spans."""
 
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def reclaim(storage: "TensorStorage", values: PackedValues) -> None:
-    """Give back segments of text and ragged rows that no row uses any more, and empty those that few do."""
+    """Free segments of text and ragged rows that no row uses, and move the rows out of segments that few rows use."""
     layout, rows, filled, spans = storage.layout, storage.own_rows(), storage.filled_rows, storage.spans()
     assert layout is not None
     sparse = values.reclaim([each.reshape(-1, 2) for each in spans.values()])
-    if storage.of_frames or not sparse.size:
+    if not sparse.size:
         return
     within = [values.within(each, sparse).reshape(filled, -1).any(1) for each in spans.values()]
     places = torch.from_numpy(np.flatnonzero(np.any(within, 0)))
