@@ -121,7 +121,7 @@ class Target:
         self.subject.load(self._held, path)
 
     def used(self) -> str:
-        """Read and draw. Returns an error, except that there is nothing to draw."""
+        """Read and draw. Returns an error other than those of items that could be stored, but not drawn."""
         try:
             if not isinstance(self._held, dict) and len(self._held):
                 if not isinstance(self._held, ReplayBufferEnsemble):
@@ -130,7 +130,8 @@ class Target:
         except (RuntimeError, KeyError):  # nothing to draw, or keys that are named otherwise
             pass
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            stacked = "read as a stack of tensordicts" in str(error)  # a lazy stack may hold anything
+            return "" if stacked else f"{type(error).__name__}: {error}"
         return ""
 
     def state(self) -> str:
