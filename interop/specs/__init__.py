@@ -1,4 +1,4 @@
-"""Specs: what shape, dtype, device and range the values of an environment or of a buffer have."""
+"""Specs describe the shape, dtype, device and range of the tensors of an environment or buffer."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Specs of this library as those of torchrl, whose environments check the class of a spec."""
+"""Conversion of specs to torchrl's classes, which torchrl's environments require."""
 
 import sys
 from typing import Any
@@ -15,7 +15,7 @@ from interop.specs.one_hot import MultiOneHot, OneHot
 from interop.specs.spec import TensorSpec
 from interop.specs.stacked import Stacked, StackedComposite
 
-_ARGUMENTS: dict[type[TensorSpec], tuple[str, ...]] = {  # a class stands before the one it inherits from
+_ARGUMENTS: dict[type[TensorSpec], tuple[str, ...]] = {  # subclasses before their bases
     Bounded: ("low", "high", "domain"),
     Unbounded: ("domain",),
     Binary: (),
@@ -28,12 +28,12 @@ _ARGUMENTS: dict[type[TensorSpec], tuple[str, ...]] = {  # a class stands before
 
 
 def to_torchrl(spec: Any) -> Any:
-    """The spec as one of the classes of `torchrl.data`. One that is not of this library is returned as it is.
+    """Convert a spec to the torchrl class of the same kind. A spec of another library is returned unchanged.
 
-    A subclass of the user's becomes the torchrl class of its base. Registered values of a OneHot are not carried over.
+    A user's subclass becomes the torchrl class of its base. The register of a OneHot is not copied.
 
     Raises:
-        ImportError: the program has not imported torchrl, which is never imported here.
+        ImportError: torchrl.data is not imported. This function never imports it.
         TypeError: torchrl has no such class.
     """
     if not isinstance(spec, TensorSpec):

@@ -1,4 +1,4 @@
-"""Numbers between bounds, and numbers without."""
+"""Specs of numbers with bounds (`Bounded`) and without (`Unbounded`)."""
 
 import warnings
 from typing import Any, Self
@@ -10,42 +10,42 @@ from interop.specs import shapes
 from interop.specs.boxes import ContinuousBox, limits
 from interop.specs.spec import TensorSpec
 
-_EXACT = 2**53  # integers that float64 tells apart
+_EXACT = 2**53  # float64 represents all integers up to here
 
 
-_OF_DOMAIN: dict[tuple[type[TensorSpec], str], Any] = {}  # the classes that a family's specs become
+_OF_DOMAIN: dict[tuple[type[TensorSpec], str], Any] = {}  # (family, domain) -> class
 
 
 class _Interval(TensorSpec):
-    """Numbers whose class follows from their domain: the continuous or the discrete one of its family."""
+    """Base of `Bounded` and `Unbounded`, whose instances become the subclass for their domain."""
 
     dtype: torch.dtype
 
     def of_domain(self, domain: str | None) -> Self:
-        """The spec itself, made to be of the class that follows from its domain, by default from its dtype."""
+        """Set the domain, by default that of the dtype, and the class for it, in place. Returns the spec."""
         if domain not in (None, "continuous", "discrete"):
             raise ValueError(f"domain must be 'continuous' or 'discrete', got {domain!r}")
         is_continuous = self.dtype.is_floating_point or self.dtype.is_complex
         self.domain = domain or ("continuous" if is_continuous else "discrete")
         family = Bounded if isinstance(self, Bounded) else Unbounded
-        if type(self) is family or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
+        if type(self) is family or type(self) in _OF_DOMAIN.values():  # keep a user's subclass
             self.__class__ = _OF_DOMAIN[family, self.domain]
         return self
 
 
 class Bounded(_Interval):
-    """Numbers between two bounds, which are in it. Becomes a `BoundedContinuous` or a `BoundedDiscrete`.
+    """Numbers in the closed interval [low, high]. An instance becomes a `BoundedContinuous` or a `BoundedDiscrete`.
 
-    Draws are uniform; where a bound is infinite they are exponential from the other one, or standard normal.
+    `rand` draws uniformly. With one infinite bound it draws exponentially from the other, with two a standard normal.
 
     Args:
-        low, high: numbers, or tensors of the shape of the spec.
+        low, high: numbers, or tensors with the shape of the spec.
         shape: by default that of the bounds.
         dtype: by default torch's default dtype; give it for integers.
         domain: "continuous" or "discrete"; by default it follows from the dtype.
 
     Raises:
-        RuntimeError: there is no shape, or the shapes differ.
+        RuntimeError: no shape is given, or the shapes differ.
         ValueError: a lower bound is above the upper one, or is NaN.
     """
 
@@ -88,7 +88,7 @@ class Bounded(_Interval):
         least, most = low.to(torch.int64), high.to(torch.int64)
         span = most - least + 1
         drawn = least + torch.randint(2**63 - 1, size, device=self.device) % span.clamp(1)
-        is_wide = (span > _EXACT) | (span < 1)  # the remainder would favour some, or the span has overflowed
+        is_wide = (span > _EXACT) | (span < 1)  # the remainder would be biased, or the span has overflowed
         if is_wide.any():
             share = torch.rand(size, dtype=torch.float64, device=self.device)
             wide = (least.double() * (1 - share) + most.double() * share).clamp(-(2.0**63), 2.0**63 - 1024)
@@ -96,7 +96,7 @@ class Bounded(_Interval):
         return drawn.to(self.dtype)
 
     def _draw_infinite(self, drawn: Tensor) -> Tensor:
-        """Draws where a bound is infinite: exponential from a finite one, standard normal where there is none."""
+        """Draws with infinite bounds: exponential from the finite bound, standard normal without one."""
         step = torch.empty_like(drawn).exponential_()
         from_low, from_high = self.low.isfinite(), self.high.isfinite()
         drawn = torch.where(from_low & ~from_high, self.low + step, drawn)
@@ -104,7 +104,7 @@ class Bounded(_Interval):
         drawn = torch.where(from_low | from_high, drawn, torch.randn_like(drawn))
         return torch.minimum(torch.maximum(drawn, self.low), self.high)
 
-    def _contains(self, val: Tensor) -> bool:  # of NaN neither holds
+    def _contains(self, val: Tensor) -> bool:  # False for NaN
         return bool(((val >= self.low) & (val <= self.high)).all())
 
     def _corrected(self, val: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Bounded(_Interval):
         return float("inf")
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """A spec for each index of a dim. ValueError for -1, as for specs with a structural last dim."""
+        """One spec per index of a dim. ValueError for dim -1, as for specs with a structural last dim."""
         if dim == -1:
             raise ValueError("Final dimension of Bounded must remain unchanged: name it by its positive number")
         return super().unbind(dim)
@@ -130,13 +130,13 @@ class Bounded(_Interval):
 
 
 class BoundedContinuous(Bounded):
-    """Numbers between two bounds, continuous whatever their dtype."""
+    """A `Bounded` with the domain "continuous", for any dtype."""
 
     domain = "continuous"
 
 
 class BoundedDiscrete(Bounded):
-    """Numbers between two bounds, discrete whatever their dtype."""
+    """A `Bounded` with the domain "discrete", for any dtype."""
 
     domain = "discrete"
 
@@ -145,9 +145,9 @@ _OF_DOMAIN |= {(Bounded, "continuous"): BoundedContinuous, (Bounded, "discrete")
 
 
 class Unbounded(_Interval):
-    """All numbers of a dtype. Becomes an `UnboundedContinuous` or an `UnboundedDiscrete`, by its dtype.
+    """All numbers of a dtype. An instance becomes an `UnboundedContinuous` or an `UnboundedDiscrete`.
 
-    Draws are standard normal for floats, not negative for integers, and fair for bools.
+    `rand` draws standard normal floats, non-negative integers and fair bools.
 
     Args:
         shape: (1,) by default.
@@ -202,7 +202,7 @@ _OF_DOMAIN |= {(Unbounded, "continuous"): UnboundedContinuous, (Unbounded, "disc
 
 
 def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
-    """The value of an argument that had another name."""
+    """The value of an argument that may be passed under its deprecated name."""
     if given is None:
         return value
     if value is not None:
@@ -212,7 +212,7 @@ def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
 
 
 def _clamped(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bound as another dtype, which may not reach as far."""
+    """The bound cast to a dtype, clamped to the range of the dtype."""
     if dtype.is_floating_point:
         return bound.to(dtype)
     pairs = zip(limits(bound.dtype), limits(dtype), strict=True)

@@ -1,4 +1,4 @@
-"""Boxes: what `spec.space` tells about the values of a spec."""
+"""Boxes: the value ranges returned by `spec.space`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from interop.specs.spec import block
 
 @dataclass(eq=False, repr=False)
 class ContinuousBox:
-    """All numbers between two bounds, which are in it: tensors of the shape of the spec."""
+    """A closed interval; `low` and `high` are tensors with the shape of the spec."""
 
     low: Tensor
     high: Tensor
@@ -38,7 +38,7 @@ class ContinuousBox:
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether no finite number of the dtype is left out."""
+        """Whether the bounds include every finite number of the dtype."""
         least, most = limits(self.low.dtype)
         return bool((self.low <= least).all() and (self.high >= most).all())
 
@@ -83,13 +83,13 @@ class BinaryBox:
 
 @dataclass
 class BoxList:
-    """A box for each group of a value."""
+    """One box per group of a value."""
 
     boxes: list[Any]
 
     @classmethod
     def from_nvec(cls, nvec: Tensor | Sequence[int]) -> Self:
-        """Categorical boxes of these sizes; nested lists of them for sizes of several dims."""
+        """Categorical boxes of the given sizes; nested lists of boxes for sizes with several dims."""
         sizes = nvec.tolist() if isinstance(nvec, Tensor) else list(nvec)
         return cls([cls.from_nvec(each) if isinstance(each, list) else CategoricalBox(each) for each in sizes])
 

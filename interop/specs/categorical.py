@@ -1,4 +1,4 @@
-"""Choices as integers, and bits."""
+"""Specs of choices stored as integers (`Categorical`) and of bits (`Binary`)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -16,10 +16,10 @@ class Categorical(Choices):
     """Integers from 0 to n - 1.
 
     Args:
-        n: how many; -1 if it is not known yet, see `set_provisional_n`.
+        n: the number of choices; -1 if unknown, see `set_provisional_n`.
         shape: () by default.
-        dtype: int64 by default; bool for n of at most 2.
-        mask: which are allowed, True, a bool tensor that can be expanded to [*shape, n].
+        dtype: int64 by default; bool is allowed for n <= 2.
+        mask: a bool tensor, True for allowed choices, that can be expanded to [*shape, n].
     """
 
     _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain", "_size")
@@ -38,7 +38,7 @@ class Categorical(Choices):
 
     @property
     def n(self) -> int:
-        """The number of choices. RuntimeError where it is not known yet."""
+        """The number of choices. RuntimeError if it is unknown."""
         if self._size == -1:
             raise RuntimeError(f"Undefined cardinality for {type(self).__name__}: call set_provisional_n(n) first")
         return self._size
@@ -52,11 +52,11 @@ class Categorical(Choices):
 
     @property
     def _limit(self) -> Any:
-        """The number of choices of each entry; None where it is not known."""
+        """The number of choices of each entry; None if unknown."""
         return None if self._size == -1 else self._size
 
     def _entries(self, val: Tensor) -> Tensor:
-        """A value with the dims of the spec."""
+        """The value with the dims of the spec."""
         return val
 
     def _free_draw(self, size: Size) -> Tensor:
@@ -72,7 +72,7 @@ class Categorical(Choices):
         limit, val = self._limit, self._entries(val)
         if limit is None:
             return True
-        inside = (val >= 0) & (val <= limit - 1)  # n itself may be more than the dtype holds
+        inside = (val >= 0) & (val <= limit - 1)  # n itself may overflow the dtype
         if val.is_floating_point():
             inside &= val == val.round()
         return bool(inside.all()) and (self._allowed is None or bool(self._allows(val).all()))
@@ -82,7 +82,7 @@ class Categorical(Choices):
         return self._allowed.expand(*val.shape, -1).gather(-1, val.to(torch.int64).unsqueeze(-1)).squeeze(-1)
 
     def _corrected(self, val: Tensor) -> Tensor:
-        """Rounded and clamped; a forbidden choice becomes any allowed one."""
+        """Round and clamp. A masked choice is replaced by a random allowed one."""
         limit = self._limit
         number = self._entries(val.nan_to_num(0).round() if val.is_floating_point() else val.to(torch.int64))
         number = (number if limit is None else number.clamp(min=0).clamp(max=limit - 1)).to(self.dtype)
@@ -95,7 +95,7 @@ class Categorical(Choices):
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """The choices, [n, *shape], the same in all places; with `use_mask` those that a mask of one dim allows."""
+        """All choices, [n, *shape], equal at all positions; with `use_mask` only the choices allowed by a 1-d mask."""
         values = torch.arange(self.n, device=self.device)
         if use_mask and self._allowed is not None:
             if self._allowed.ndim > 1:
@@ -105,12 +105,12 @@ class Categorical(Choices):
         return values.to(self.dtype).reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
-        """The entries of a tensor that the choices name along its last dim, in every row where they are one row."""
+        """Gather from a tensor along its last dim, with the choices as index. A 1-d index is used for every row."""
         index = index.to(torch.int64).reshape(index.shape or (1,))
         return tensor_to_index.gather(-1, index.expand(*tensor_to_index.shape[:-1], index.shape[-1]))
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """A value as one-hot vectors, bool [*val.shape, n]."""
+        """Encode a value as one-hot vectors, bool [*val.shape, n]."""
         self._assert_safe(val, safe)
         return torch.nn.functional.one_hot(val.to(torch.int64), self.n).to(torch.bool)
 
@@ -123,7 +123,7 @@ class Categorical(Choices):
 
     def __eq__(self, other: object) -> bool:
         pair = {type(self), type(other)}
-        if pair == {Categorical, Binary} and isinstance(other, Categorical):  # bits are choices of two
+        if pair == {Categorical, Binary} and isinstance(other, Categorical):  # a bit is a choice of two
             return self._allowed is None and other.mask is None and self._is_like(other)
         return super().__eq__(other)
 
@@ -170,7 +170,7 @@ def _count(n: Any, dtype: torch.dtype | None) -> int:
 
 
 def sizes_of(nvec: Sequence[int] | Tensor) -> list[int]:
-    """The sizes of groups as ints. ValueError for one below 1."""
+    """The group sizes as ints. ValueError for a size below 1."""
     sizes = [int(each) for each in nvec]
     if not sizes or min(sizes) < 1:
         raise ValueError(f"nvec needs at least one size, each at least 1, got {sizes}")

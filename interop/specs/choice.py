@@ -1,4 +1,4 @@
-"""One of several specs, or of several objects."""
+"""The spec of a choice between specs or objects."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -11,14 +11,14 @@ from interop.specs.spec import TensorSpec, refused
 
 
 class Choice(TensorSpec):
-    """Values of one of several specs, or one of several objects that are no tensors. Each is drawn as often.
+    """A value of one of several specs, or one of several non-tensor objects. All choices are equally likely.
 
     Args:
-        choices: a list of specs of one class, or of `NonTensorData` or stacks of it; of one shape, dtype and device.
+        choices: a list of specs of one class, or of `NonTensorData` or stacks of it; all of one shape, dtype and device.
 
     Raises:
-        TypeError: it is no list, or its members are of several classes.
-        ValueError: it is empty, or shapes, dtypes or devices differ.
+        TypeError: `choices` is no list, or has members of different classes.
+        ValueError: `choices` is empty, or shapes, dtypes or devices differ.
     """
 
     def __init__(self, choices: list[Any]) -> None:
@@ -43,7 +43,7 @@ class Choice(TensorSpec):
 
     @property
     def num_choices(self) -> int:
-        """How many members there are."""
+        """The number of choices."""
         return len(self._choices)
 
     def _made(self, how: str, lead: Size) -> Any:
@@ -62,17 +62,17 @@ class Choice(TensorSpec):
             self._choices[0].type_check(value, key)
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """A value as the first member encodes it; an object as it is."""
+        """Encode a value with the first member; objects are returned unchanged."""
         first = self._choices[0]
         return first.encode(val, ignore_device=ignore_device) if isinstance(first, TensorSpec) else val
 
     def cardinality(self) -> Any:
-        """The sum of the members', or the number of objects."""
+        """The sum of the members' cardinalities, or the number of objects."""
         first = self._choices[0]
         return sum(each.cardinality() for each in self._choices) if isinstance(first, TensorSpec) else self.num_choices
 
     def enumerate(self, use_mask: bool = False) -> list[Any]:
-        """A list of the values of every member."""
+        """A list with all values of each member."""
         if not isinstance(self._choices[0], TensorSpec):
             return list(self._choices)
         return [value for each in self._choices for value in each.enumerate(use_mask)]

@@ -25,21 +25,21 @@ IsLeaf = Callable[[type], bool] | None
 class Composite(TensorSpec):
     """Specs of the entries of a tensordict, by key; a Composite in a Composite for a nested tensordict.
 
-    The shape is the batch size; the shape of every entry begins with it. Shape operations and indices act on it.
-    Of a tensordict in `is_in`, entries without a spec do not matter; a missing one is a KeyError.
+    The shape is the batch size, a prefix of the shape of every entry. Shape operations and indices act on it.
+    `is_in` ignores entries of a tensordict that have no spec. It raises KeyError for a missing entry.
 
     Args:
-        *args: at most one dict or Composite of entries. A dict in it is a nested Composite; None is an entry of which
-            nothing is known.
-        shape, batch_size: one of the two; () by default.
-        device: of all entries; None if they may be on several.
+        *args: at most one dict or Composite of entries. A nested dict becomes a Composite; None is an entry of unknown
+            kind.
+        shape, batch_size: the batch size, under either name; () by default.
+        device: the device of all entries; None allows several devices.
         data_cls: the tensorclass that `rand` and `zero` return.
-        step_mdp_static: whether its entries stay as they are in a step of an environment.
-        names: of the dims of the shape.
+        step_mdp_static: whether a step of an environment keeps the entries unchanged.
+        names: the names of the dims.
         **specs: more entries.
 
     Raises:
-        ValueError: the shape of an entry does not begin with the shape.
+        ValueError: the batch size is not a prefix of the shape of an entry.
         RuntimeError: an entry is on another device.
     """
 
@@ -62,7 +62,7 @@ class Composite(TensorSpec):
         self._device = None if device is None else as_device(device)
         self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
         self._is_locked = False
-        self.locked_by: list[weakref.ref[Composite]] = []  # those around it that were locked with it
+        self.locked_by: list[weakref.ref[Composite]] = []  # parents that were locked together with it
         self._names: list[str | None] = [None] * len(self._shape)
         for each in (*args, specs):
             for key, entry in each.items():
@@ -73,7 +73,7 @@ class Composite(TensorSpec):
     def _each(
         self, shape: Size, change: Callable[[Any], TensorSpec], names: Sequence[str | None] | None = None, **fields: Any
     ) -> Self:
-        """An unlocked Composite of another shape, its entries changed."""
+        """An unlocked Composite of another shape, with `change` applied to each entry."""
         specs = {name: None if entry is None else change(entry) for name, entry in self._specs.items()}
         names = [None] * len(shape) if names is None else list(names)
         return self._replaced(_shape=shape, _specs=specs, _names=names, _is_locked=False, locked_by=[], **fields)
@@ -112,7 +112,7 @@ class Composite(TensorSpec):
         self.__dict__.update(vars(self.to(value)))
 
     def clear_device_(self) -> Self:
-        """Let entries be on several devices, here and in nested Composites, in place."""
+        """Remove the common device, also of nested Composites, in place."""
         self._check_unlocked()
         with all_or_nothing(self):
             self._device = None
@@ -122,7 +122,7 @@ class Composite(TensorSpec):
 
     @property
     def names(self) -> list[str | None]:
-        """The names of the dims, None for those without one."""
+        """The names of the dims; None for an unnamed dim."""
         return list(self._names)
 
     @names.setter
@@ -136,7 +136,7 @@ class Composite(TensorSpec):
                 entry.names = [*new, *entry.names[self.ndim :]]
 
     def refine_names(self, *names: Any) -> Self:
-        """Name dims that have no name; `...` for those in between. RuntimeError where one has another name."""
+        """Name unnamed dims; `...` skips dims. RuntimeError for a dim that has another name."""
         if names.count(...) == 1:
             at = names.index(...)
             names = (*names[:at], *self._names[at : self.ndim - (len(names) - at - 1)], *names[at + 1 :])
@@ -148,7 +148,7 @@ class Composite(TensorSpec):
     # ------------------------------------------------------------------ entries
 
     def __getitem__(self, index: Any) -> Any:
-        """The entry of a key, or the Composite of what an index selects of a batch."""
+        """The entry of a key, or the Composite for an index into the batch."""
         if not (isinstance(index, str) or (isinstance(index, tuple) and index and _is_path(index))):
             return self._selected(index)
         found: Any = self
@@ -159,7 +159,7 @@ class Composite(TensorSpec):
         return found
 
     def entry(self, name: str) -> Entry:
-        """The entry of a root key. KeyError where it is missing."""
+        """The entry of a root key. KeyError if it is missing."""
         if name in _RESERVED:
             raise AttributeError(f"Composite has no key {name!r}")
         if name not in self._specs:
@@ -167,7 +167,7 @@ class Composite(TensorSpec):
         return self._specs[name]
 
     def get(self, item: Any, default: Any = _REQUIRED) -> Any:
-        """The entry of a key; the default, or KeyError without one, where it is missing."""
+        """The entry of a key. If it is missing: the default, or KeyError without a default."""
         try:
             return self[path_of(item)]
         except KeyError:
@@ -190,7 +190,7 @@ class Composite(TensorSpec):
             self[first] = holder
 
     def set(self, name: Any, spec: Any) -> Self:
-        """Set the entry of a key. RuntimeError where the Composite is locked."""
+        """Set the entry of a key. RuntimeError if the Composite is locked."""
         self[name] = spec
         return self
 
@@ -198,7 +198,7 @@ class Composite(TensorSpec):
         self._specs[name] = spec
 
     def _fitted(self, name: str, value: Any) -> Entry:
-        """An entry as it can be stored: on the device, of a shape that begins with the batch size."""
+        """The entry on the device of the Composite; its shape must begin with the batch size."""
         if name in _RESERVED:
             raise AttributeError(f"Composite[{name!r}] cannot be set: the name is an attribute")
         if isinstance(value, Mapping):
@@ -243,7 +243,7 @@ class Composite(TensorSpec):
         del self._specs[name]
 
     def pop(self, key: Any, default: Any = _REQUIRED) -> Any:
-        """Remove and return an entry; the default, or KeyError without one, where it is missing."""
+        """Remove and return an entry. If it is missing: the default, or KeyError without a default."""
         if default is not _REQUIRED and key not in self.keys(True):
             return default
         found = self[path_of(key)]
@@ -251,7 +251,7 @@ class Composite(TensorSpec):
         return found
 
     def separates(self, *keys: Any, default: Any = None) -> Any:
-        """Remove these entries and return them as a Composite; `default` where there is none of them."""
+        """Remove entries and return them as a Composite; `default` if none of them exists."""
         present = [key for key in keys if key in self.keys(True)]
         if not present:
             return default
@@ -262,7 +262,7 @@ class Composite(TensorSpec):
         return made
 
     def update(self, dict_or_spec: Any) -> Self:
-        """Set entries, all or none; those that are Composites on both sides are merged."""
+        """Set all entries or, after an error, none. Composites are merged with Composites."""
         with all_or_nothing(self):
             for key, value in dict_or_spec.items():
                 old = self.get(key, None)
@@ -277,7 +277,7 @@ class Composite(TensorSpec):
         return Composite(shape=self.shape, device=self.device, names=self.names)
 
     def is_empty(self, recurse: bool = False) -> bool:
-        """Whether there are no entries; with `recurse`, none but empty Composites."""
+        """Whether there are no entries; with `recurse`, empty Composites do not count as entries."""
         entries = list(self.values())
         return not entries or (recurse and all(isinstance(each, Composite) and each.is_empty(True) for each in entries))
 
@@ -297,7 +297,7 @@ class Composite(TensorSpec):
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: IsLeaf = None,
         step_mdp_static_only: bool = False,
     ) -> Iterator[tuple[tuple[str, ...], Entry]]:  # fmt: skip
-        """Pairs of path and entry, as `keys` says."""
+        """Pairs of path and entry; arguments as for `keys`."""
         for name, entry in list(self._roots()):
             is_node = isinstance(entry, Composite) and not (is_leaf is not None and is_leaf(type(entry)))
             is_static = self.step_mdp_static or (isinstance(entry, Composite) and entry.step_mdp_static)
@@ -312,30 +312,30 @@ class Composite(TensorSpec):
         self, include_nested: bool = False, leaves_only: bool = False, *, is_leaf: IsLeaf = None,
         step_mdp_static_only: bool = False,
     ) -> View:  # fmt: skip
-        """The keys in the order of insertion, those in a nested Composite before its own.
+        """The keys in insertion order. The keys of a nested Composite precede its own key.
 
         Args:
-            include_nested: go into nested Composites; their keys are tuples.
-            leaves_only: leave out the Composites.
-            is_leaf: given the class of an entry, whether it is a leaf; by default all but Composites are.
-            step_mdp_static_only: only what is, or is within, a Composite with `step_mdp_static`.
+            include_nested: include the keys of nested Composites, as tuples.
+            leaves_only: exclude Composites.
+            is_leaf: class of an entry -> whether it is a leaf; by default all classes but Composite.
+            step_mdp_static_only: only Composites with `step_mdp_static`, and their entries.
         """
         walk = partial(self.walk, include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(walk, lambda key, entry: key)
 
     def values(self, *args: Any, **kwargs: Any) -> View:
-        """The entries; arguments as of `keys`."""
+        """The entries; arguments as for `keys`."""
         return View(partial(self.walk, *args, **kwargs), lambda key, entry: entry)
 
     def items(self, *args: Any, **kwargs: Any) -> View:
-        """Pairs of key and entry; arguments as of `keys`."""
+        """Pairs of key and entry; arguments as for `keys`."""
         return View(partial(self.walk, *args, **kwargs), lambda key, entry: (key, entry))
 
     # ------------------------------------------------------------------ locks
 
     @property
     def is_locked(self) -> bool:
-        """Whether entries cannot be set or removed."""
+        """Whether the entries are locked against changes."""
         return self._is_locked
 
     @is_locked.setter
@@ -352,7 +352,7 @@ class Composite(TensorSpec):
         return (entry for entry in self.children() if isinstance(entry, Composite))
 
     def lock_(self, recurse: bool | None = None) -> Self:
-        """Refuse changes of entries, also of nested Composites unless `recurse` is False."""
+        """Lock the entries against changes, also those of nested Composites unless `recurse` is False."""
         self._is_locked = True
         for entry in self._lockable() if recurse is not False else ():
             entry.locked_by.append(weakref.ref(self))
@@ -360,7 +360,7 @@ class Composite(TensorSpec):
         return self
 
     def unlock_(self, recurse: bool | None = None) -> Self:
-        """Allow changes again. RuntimeError in a nested Composite that was locked by one around it."""
+        """Unlock the entries. RuntimeError for a nested Composite that was locked by its parent."""
         if any((holder := each()) is not None and holder.is_locked for each in self.locked_by):
             raise RuntimeError("Cannot unlock a Composite that is part of a locked graph: unlock its outermost one")
         with all_or_nothing(self):
@@ -394,7 +394,7 @@ class Composite(TensorSpec):
         return data.update(getattr(self, how)(lead))
 
     def rand_update(self, data: TensorDictBase) -> TensorDictBase:
-        """Set the entries of a tensordict to random values, in place; others stay. Returns it."""
+        """Set the entries of a tensordict to random values, in place. Entries without a spec are unchanged."""
         return self._update(data, "rand")
 
     def zeros_update(self, data: TensorDictBase) -> TensorDictBase:
@@ -409,7 +409,7 @@ class Composite(TensorSpec):
         return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if entry is not None)
 
     def project(self, val: Any) -> Any:
-        """Correct the entries that are not in their specs, in place. Returns the same tensordict."""
+        """Project each entry that violates its spec, in place. Returns the same tensordict."""
         found = [(name, entry, _value_of(val, name)) for name, entry in self._roots() if entry is not None]
         for name, old, new in [(name, old, entry.project(old)) for name, entry, old in found]:  # all, then set
             if new is not old:
@@ -417,7 +417,7 @@ class Composite(TensorSpec):
         return val
 
     def type_check(self, value: Any, selected_keys: Any = None) -> None:
-        """TypeError where the dtype of an entry is another. `selected_keys` are root keys, by default all."""
+        """TypeError for an entry of a wrong dtype. `selected_keys` are root keys, by default all."""
         wanted = [selected_keys] if isinstance(selected_keys, str) else selected_keys
         for name, entry in self._roots():
             if entry is not None and (wanted is None or name in wanted):
@@ -425,10 +425,10 @@ class Composite(TensorSpec):
                 entry.type_check(inner) if isinstance(entry, Composite) else entry.type_check(inner, name)
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """A tensordict of raw values in a dict, those of nested dicts too.
+        """Encode a dict of raw values, nested dicts too, as a tensordict.
 
         Raises:
-            KeyError: there is no such entry.
+            KeyError: a key has no entry.
             RuntimeError: a value is None, or does not fit its spec; the message names the key.
         """
         made, fits, shape, ndim = {}, True, self._shape, len(self._shape)
@@ -447,19 +447,19 @@ class Composite(TensorSpec):
         device = None if ignore_device else self._device
         if fits:
             return of_entries(made, shape, device)
-        return TensorDict(made, batch_size=shape, device=device)  # raises, and says of which entry
+        return TensorDict(made, batch_size=shape, device=device)  # raises an error that names the entry
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> dict[str, Any]:
         self._assert_safe(val, safe)
         return {key: entry.to_numpy(_value_of(val, key), safe) for key, entry in self._roots() if entry is not None}
 
     def cardinality(self) -> Any:
-        """The product of the entries'; 0 without any."""
+        """The product of the entries' cardinalities; 0 without entries."""
         counts = [entry.cardinality() for entry in self.values() if entry is not None]
         return math.prod(counts) if counts else 0
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """All combinations of the entries' values, a tensordict [number, *shape]. The first key is the slowest."""
+        """All combinations of the entries' values: a tensordict [number, *shape]. The first key varies slowest."""
         every = {key: entry.enumerate(use_mask) for key, entry in self._roots() if entry is not None}
         counts = [len(each) for each in every.values()]
         places = torch.cartesian_prod(*map(torch.arange, counts)).reshape(-1, len(counts)).unbind(-1) if counts else ()
@@ -467,7 +467,7 @@ class Composite(TensorSpec):
         number = len(places[0]) if counts else 0
         return TensorDict(made, batch_size=(number, *self.shape), device=self.device)
 
-    # ------------------------------------------------------------------ shapes: of the batch, entries keep their other dims
+    # ------------------------------------------------------------------ shapes: of the batch dims
 
     def _expanded(self, new: Size) -> Self:
         ndim = self.ndim
@@ -507,7 +507,7 @@ class Composite(TensorSpec):
     # ------------------------------------------------------------------ copies, comparison
 
     def to(self, dest: Any) -> Self:
-        """Every entry on another device, or of another dtype. ValueError for anything else."""
+        """Move every entry to a device, or cast it to a dtype. ValueError for any other argument."""
         if dest is not None and not isinstance(dest, str | int | torch.device | torch.dtype):
             raise ValueError(f"a Composite goes to a device or a dtype, got {dest!r}")
         is_dtype = isinstance(dest, torch.dtype)
@@ -520,7 +520,7 @@ class Composite(TensorSpec):
         return (entry for entry in self._specs.values() if entry is not None)
 
     def clone(self) -> Self:
-        """A copy with clones of the entries; it is not locked."""
+        """An unlocked copy with clones of the entries."""
         return self._each(self.shape, lambda entry: entry.clone(), self._names)
 
     def _is_like(self, other: Any) -> bool:
@@ -547,7 +547,7 @@ def _value_of(data: Any, name: str) -> Any:
 
 
 def _names_after(index: tuple[Any, ...], names: Sequence[str | None], ndim: int) -> list[str | None]:
-    """The names of the dims that an index leaves; none where it has several arrays, whose dims may be moved."""
+    """The names of the dims after indexing; all None for an index with several arrays, which may move dims."""
     arrays = [part for part in index if not (part is None or isinstance(part, int | slice))]
     if len(arrays) > 1 or any(part.ndim != 1 for part in arrays):
         return [None] * ndim

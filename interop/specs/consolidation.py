@@ -1,4 +1,4 @@
-"""Lazy stacks of specs: whether there are any, and how their members get the same keys."""
+"""Detection of lazy stacks of specs, and consolidation of their members to the same keys."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from interop.specs.stacked import LazyStack, StackedComposite
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
-    """Whether a spec is a lazy stack, or has one in it."""
+    """Whether a spec is or contains a lazy stack."""
     return any(isinstance(each, LazyStack) for each in spec.nodes())
 
 
 def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
-    """Whether the members of every stacked Composite have the same keys. With `recurse`, in nested ones too."""
+    """Whether the members of each stacked Composite have the same keys; with `recurse`, nested ones are checked too."""
     if not isinstance(spec, Composite):
         return True
     members = spec.members if isinstance(spec, StackedComposite) else []
@@ -31,18 +31,18 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
 def consolidate_spec(
     spec: TensorSpec, recurse_through_entries: bool = True, recurse_through_stack: bool = True
 ) -> TensorSpec:
-    """A copy in which the members of every stacked Composite have the same keys.
+    """A copy of a spec in which the members of every stacked Composite have the same keys.
 
-    A member that lacks a key gets a spec of the owners' class. Its sizes are 0 where the owners' differ or, where they
-    agree on all, behind the batch dims. A Composite is added empty.
+    A member without a key gets a spec of the class that the other members have for it. Sizes that differ between those
+    are 0 in it; if all sizes agree, the dims behind the batch dims are 0. A missing Composite is added empty.
 
     Args:
-        spec: stays as it is.
-        recurse_through_entries: also in the entries of Composites.
-        recurse_through_stack: also in the members of stacks.
+        spec: is not modified.
+        recurse_through_entries: consolidate the entries of Composites too.
+        recurse_through_stack: consolidate the members of stacks too.
 
     Raises:
-        ValueError: the owners of a key have specs of several classes for it.
+        ValueError: members have specs of different classes for a key.
     """
     made: Any = spec.clone()
     if isinstance(made, StackedComposite):
@@ -78,12 +78,12 @@ def _empty_like(key: str, owners: list[TensorSpec], member: Composite) -> Tensor
 
 
 def make_composite_from_td(data: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:
-    """The specs of the entries of a tensordict: their shapes, dtypes and devices, without bounds.
+    """The Composite of a tensordict: shapes, dtypes and devices of its entries, without bounds.
 
     Args:
         data: a tensordict or tensorclass.
         unsqueeze_null_shapes: describe scalars as [1].
-        dynamic_shape: make the last dim of tensors dynamic, where it is none of the batch.
+        dynamic_shape: make the last dim of each tensor dynamic, unless it is a batch dim.
     """
     entries: dict[str, TensorSpec] = {}
     for key, value in data.items():

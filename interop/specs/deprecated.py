@@ -1,4 +1,4 @@
-"""The earlier names of the specs: constructing one warns and makes a spec of the new class."""
+"""Deprecated names of the specs. Constructing one warns and returns a spec of the new class."""
 
 import warnings
 from typing import Any
@@ -14,7 +14,7 @@ from interop.specs.stacked import Stacked, StackedComposite
 
 
 class _Alias(type):
-    """The class of an earlier name. Instances of the new class are its instances."""
+    """Metaclass of the deprecated names. `isinstance` accepts instances of the new class."""
 
     new: Any
 

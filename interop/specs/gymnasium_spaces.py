@@ -1,4 +1,4 @@
-"""Specs of the spaces of gymnasium, and spaces of specs. gymnasium is imported when one of these is called."""
+"""Conversion between specs and gymnasium spaces. gymnasium is imported at the first conversion."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +17,26 @@ from interop.specs.spec import TensorSpec
 if TYPE_CHECKING:
     import gymnasium
 
-_KIND = "gymnasium_kind"  # an attribute of specs that stand for a space of another class than such specs mostly do
+_KIND = "gymnasium_kind"  # attribute of specs that were made from a space of a class other than the default one
 
 
 def from_gymnasium(space: "gymnasium.Space[Any]") -> TensorSpec:
-    """The spec of the members of a space; `to_gymnasium` gives an equal space back.
+    """The spec of a gymnasium space. `to_gymnasium` converts it back to an equal space.
 
     | space | spec |
     |---|---|
-    | Box | Unbounded where all bounds are infinite, those of integers never are; otherwise Bounded, entry by entry |
-    | Discrete, MultiDiscrete | Categorical, MultiCategorical; Bounded where they do not start at 0 |
+    | Box | Unbounded if all bounds are infinite (never for integers), otherwise Bounded with the same bounds |
+    | Discrete, MultiDiscrete | Categorical, MultiCategorical; Bounded if they do not start at 0 |
     | MultiBinary | Binary |
     | Dict | Composite |
     | Tuple | Composite with the keys "0", "1", ...: it encodes `{"0": member[0], ...}` |
 
-    Spaces of vector environments are of these too. Which of two spaces the same spec stands for is kept in an attribute of
-    the spec, which does not count when specs are compared.
+    Spaces of vector environments have the same classes. If several spaces give the same spec, an attribute of the spec
+    records the class of the space. It is ignored when specs are compared.
 
     Raises:
-        TypeError: the space, or one in it, is of another class, such as Text, Sequence, Graph or OneOf, has a key that is
-            not a string, or is uint16 or of another dtype that torch cannot compare.
+        TypeError: the space, or a nested one, has another class, such as Text, Sequence, Graph or OneOf, a key that is no
+            string, or a dtype that torch cannot compare, such as uint16.
         ValueError: a key is the name of an attribute of specs.
         ImportError: gymnasium is not installed.
     """
@@ -53,7 +53,7 @@ def _spec_of(space: Any, spaces: Any, at: str) -> TensorSpec:
             "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple in its place"
         )
     dtype = FROM_NUMPY.get(space.dtype)
-    if dtype is None or dtype == torch.uint16:  # which torch cannot compare with bounds
+    if dtype is None or dtype == torch.uint16:  # torch cannot compare uint16 with bounds
         raise TypeError(f"{at} is {space.dtype}, which specs do not have: use a larger signed dtype, such as int32")
     shape = space.shape
     if isinstance(space, spaces.MultiBinary):
@@ -87,22 +87,22 @@ def _composite_of(space: Any, spaces: Any, at: str) -> TensorSpec:
 
 
 def to_gymnasium(spec: TensorSpec) -> "gymnasium.Space[Any]":
-    """The space of the values of a spec: of what `spec.to_numpy` gives, and `spec.encode` takes.
+    """The gymnasium space of a spec: it contains the results of `spec.to_numpy`, the inputs of `spec.encode`.
 
     | spec | space |
     |---|---|
     | Bounded, Unbounded | Box |
-    | Categorical, OneHot | Discrete, or MultiDiscrete where there is more than one choice |
+    | Categorical, OneHot | Discrete, or MultiDiscrete for more than one choice |
     | MultiCategorical, MultiOneHot | MultiDiscrete |
     | Categorical of bools, or with n above the largest number of its dtype | Box |
     | Binary | MultiBinary, which is int8 |
     | Composite | Dict |
-    | what `from_gymnasium` made | as the space that it was made from |
+    | a result of `from_gymnasium` | the original space |
 
-    Spaces know no masks: forbidden choices are in them.
+    Spaces have no masks: they contain masked choices too.
 
     Raises:
-        TypeError: an entry describes no tensors, is a `Stacked` or a `Choice`, or has a dtype that spaces have not.
+        TypeError: an entry describes no tensors, is a `Stacked` or a `Choice`, or has a dtype that gymnasium lacks.
         ValueError: a dim is dynamic.
         ImportError: gymnasium is not installed.
     """
@@ -143,7 +143,7 @@ def _space_of(spec: TensorSpec, spaces: Any, at: str) -> Any:
 
 
 def _marked(spec: TensorSpec, kind: str | None) -> TensorSpec:
-    """The spec itself, which knows from now on which class of space it stands for."""
+    """Record the class of the original space in the spec. Returns the spec."""
     if kind is not None:
         vars(spec)[_KIND] = kind
     return spec

@@ -1,4 +1,4 @@
-"""Specs as pytrees of `jax.ShapeDtypeStruct`, such as `fbuf.Buffer.init` takes for an item, and back."""
+"""Conversion between specs and pytrees of `jax.ShapeDtypeStruct`, the example items of `fbuf.Buffer.init`."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from interop.specs.spec import TensorSpec
 
 
 def to_jax(spec: TensorSpec) -> Any:
-    """A `jax.ShapeDtypeStruct` of the shape and dtype of a spec; for a Composite a dict of them, nested as it is.
+    """The `jax.ShapeDtypeStruct` of a spec; for a Composite, a nested dict of them.
 
-    The example item of `fbuf.Buffer.init`; for a buffer with lanes take the spec of one of them, such as `spec[0]`.
-    Where JAX's 64-bit types are off, those of 64 bits become 32 bits, as NumPy's arrays do in a buffer.
+    Pass it to `fbuf.Buffer.init` as the example item. For a buffer with lanes, convert the spec of one lane, such as
+    `spec[0]`. If JAX's 64-bit types are disabled, 64-bit dtypes become 32-bit ones, as NumPy arrays do in a buffer.
 
     Raises:
-        TypeError: an entry describes no tensors, or has a dtype that JAX has not.
+        TypeError: an entry describes no tensors, or has a dtype that JAX lacks.
         ValueError: a dim is dynamic.
     """
 
@@ -34,16 +34,16 @@ def to_jax(spec: TensorSpec) -> Any:
 
 
 def from_jax(tree: Any) -> TensorSpec:
-    """The spec of an item: Unbounded, and `Categorical(2, dtype=bool)` for bools. Containers become Composites.
+    """The spec of an item: Unbounded, or `Categorical(2, dtype=bool)` for bools. Containers become Composites.
 
     Args:
-        tree: a pytree of arrays or `jax.ShapeDtypeStruct`, as `fbuf.Buffer.init` takes it. The keys are those of dicts,
-            the names of fields in NamedTuples and registered dataclasses, and places in tuples and lists, "0" the first.
-            NumPy's arrays of 64 bits are of 32 bits where JAX's 64-bit types are off.
+        tree: a pytree of arrays or `jax.ShapeDtypeStruct`, as for `fbuf.Buffer.init`. Keys come from dict keys, field names
+            of NamedTuples and registered dataclasses, and positions in tuples and lists ("0" first). 64-bit NumPy arrays
+            become 32-bit if JAX's 64-bit types are disabled.
 
     Raises:
-        TypeError: a leaf is no array, or has a dtype that torch has not, or one of 64 bits that JAX would narrow.
-        ValueError: there is no array.
+        TypeError: a leaf is no array, or has a dtype that torch lacks or a 64-bit dtype that JAX would narrow.
+        ValueError: the tree has no array.
     """
     made = Composite()
     for path, leaf in jax.tree_util.tree_leaves_with_path(checks.item_spec(tree)):

@@ -1,4 +1,4 @@
-"""Specs as trees of something else, such as spaces or arrays, for which every size has to be known."""
+"""Conversion of nested specs with static sizes to trees of other objects, such as spaces or arrays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,14 @@ def converted(
     at: str = "the spec",
     objects: Callable[[NonTensor], Any] | None = None,
 ) -> Any:
-    """Fold a spec: `leaf` for a spec of tensors; `node` for a Composite, given the results of its entries.
+    """Fold a spec: apply `leaf` to specs of tensors, and `node` to Composites with the results of their entries.
 
     Args:
-        spec: to be converted; stays as it is.
-        leaf: is given a spec, whose sizes are known, and its place for an error.
-        node: is given a Composite, and its entries converted.
-        at: the place of the spec.
-        objects: is given specs of Python objects, which are a TypeError without it.
+        spec: the spec to convert; it is not modified.
+        leaf: called with a spec without dynamic dims, and its path for errors.
+        node: called with a Composite and its converted entries.
+        at: the path of the spec, for errors.
+        objects: called with a NonTensor. By default a NonTensor is a TypeError.
 
     Raises:
         TypeError: an entry is None or describes no tensors, or the members of a lazy stack have different keys.

@@ -1,4 +1,4 @@
-"""Masks: which choices are allowed, and the base of the specs that have them."""
+"""Masks of allowed choices, and the base class of specs with masks."""
 
 from typing import Any, ClassVar, Self
 
@@ -9,7 +9,7 @@ from interop.specs.spec import TensorSpec, refused
 
 
 class Choices(TensorSpec):
-    """Choices, of which a mask may allow some."""
+    """Base class of choices with an optional mask."""
 
     domain = "discrete"
     _parts: ClassVar[tuple[str, ...]] = ("_allowed",)
@@ -17,32 +17,32 @@ class Choices(TensorSpec):
 
     @property
     def mask(self) -> Tensor | None:
-        """Which choices are allowed; None for all."""
+        """True for each allowed choice; None if all are allowed."""
         return self._allowed
 
     def update_mask(self, mask: Any) -> None:
-        """Set which choices are allowed, in place; None for all.
+        """Replace the mask, in place; None allows all choices.
 
         Raises:
             RuntimeError: the mask cannot be expanded to the shape that the class names.
-            ValueError: nothing is allowed.
+            ValueError: the mask allows no choice.
         """
         self._allowed = None if mask is None else as_mask(mask, self._mask_shape(), self.device)
 
     _mask_shape = refused("there is no mask of what is allowed")
 
     def unchanged(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """The value, which has this form already."""
+        """Return the value: it has the target encoding already."""
         self._assert_safe(val, safe)
         return val
 
     def itself(self) -> Self:
-        """The spec, whose values have this form already."""
+        """Return the spec: its values have the target encoding already."""
         return self
 
 
 def as_mask(mask: Any, shape: Size, device: Any) -> Tensor:
-    """A bool mask of a shape. RuntimeError where it cannot be expanded to it, ValueError where it allows nothing."""
+    """A bool mask of a shape. RuntimeError if it cannot be expanded to the shape, ValueError if it allows no choice."""
     given = torch.as_tensor(mask, device=device).to(torch.bool)
     try:
         made = given.expand(shape)
@@ -55,7 +55,7 @@ def as_mask(mask: Any, shape: Size, device: Any) -> Tensor:
 
 
 def any_allowed(mask: Tensor) -> Tensor:
-    """A random True place along the last dim, each as likely; int64 without that dim. RuntimeError for a row of False."""
+    """The index of a random True along the last dim, int64, uniform. RuntimeError for a row without True."""
     if not mask.any(-1).all():
         raise RuntimeError("there is a row of the mask that allows nothing: no choice can be drawn there")
     return torch.rand(mask.shape, dtype=torch.float64, device=mask.device).masked_fill_(~mask, -1).argmax(-1)

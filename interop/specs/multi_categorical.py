@@ -1,4 +1,4 @@
-"""Several choices of different sizes, as integers."""
+"""The spec of several choices of different sizes, stored as integers."""
 
 from typing import Any, Self
 
@@ -13,20 +13,20 @@ from interop.specs.spec import refused
 
 
 class MultiCategorical(Categorical):
-    """Integers, of which each has a range of its own: entry i is from 0 to nvec[i] - 1.
+    """Integers with a range for each entry: entry i is from 0 to nvec[i] - 1.
 
     Args:
         nvec: the sizes: an int, a sequence, or a tensor of any number of dims.
-        shape: by default that of nvec. ValueError where it does not end as that.
+        shape: by default the shape of nvec. ValueError unless it ends with that shape.
         dtype: int64 by default.
-        mask: which choices are allowed, True, a bool tensor that can be expanded to [*shape[:-1], sum(nvec)]: those of each
-            entry one after the other.
-        remove_singleton: draw scalars where the shape is [1].
+        mask: a bool tensor, True for allowed choices, that can be expanded to [*shape[:-1], sum(nvec)]: the choices of all
+            entries, concatenated.
+        remove_singleton: draw scalars if the shape is [1].
     """
 
     rigid = True
     _compared = ("shape", "dtype", "device", "domain")
-    _parts = ("nvec", "_allowed")  # the mask is that of each entry, [*shape, largest size]
+    _parts = ("nvec", "_allowed")  # the mask of each entry, [*shape, largest size]
 
     def __init__(
         self, nvec: Any, shape: Any = None, device: Any = None, dtype: Any = torch.int64, mask: Any = None,
@@ -53,7 +53,7 @@ class MultiCategorical(Categorical):
 
     @property
     def n(self) -> int:
-        """AttributeError: each entry has a size of its own, in `nvec`."""
+        """AttributeError: the size of each entry is in `nvec`."""
         raise AttributeError("MultiCategorical has no n: the sizes are in nvec")
 
     @property
@@ -75,7 +75,7 @@ class MultiCategorical(Categorical):
         self._allowed = torch.stack([torch.nn.functional.pad(each, (0, most - each.shape[-1])) for each in groups], -2)
 
     def _row(self, what: str) -> list[int]:
-        """The sizes along the last dim. RuntimeError where they differ between rows."""
+        """The sizes along the last dim. RuntimeError if they differ between rows."""
         if not self._is_even:
             raise RuntimeError(f"a {what} needs the same sizes in every row, nvec is {self.nvec.tolist()}")
         return [int(each) for each in self.nvec.reshape(-1, self.nvec.shape[-1])[0]]
@@ -106,17 +106,17 @@ class MultiCategorical(Categorical):
         return self._is_scalar or super()._fits(shape)
 
     def _entries(self, val: Tensor) -> Tensor:
-        """A value with the dims of the spec: scalars get theirs back."""
+        """The value with the dims of the spec; scalars become [1]."""
         return val.unsqueeze(-1) if self._is_scalar and val.shape[-1:] != (1,) else val
 
     def cardinality(self) -> Tensor:  # type: ignore[override]
-        """The product of the sizes that were given: rows that were expanded from one have the same values."""
+        """The product of the sizes in the given `nvec`, not multiplied by expanded rows."""
         return self._values
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """All combinations of a row of entries, [number, *shape], the same in every row. The first entry is the slowest.
+        """All combinations of a row of entries, [number, *shape], equal in all rows. The first entry varies slowest.
 
-        RuntimeError where there is a mask, ValueError where rows differ in nvec.
+        RuntimeError for a spec with a mask, ValueError if rows differ in nvec.
         """
         if use_mask:
             raise NotImplementedError("MultiCategorical does not list allowed values: filter with is_in()")
@@ -132,7 +132,7 @@ class MultiCategorical(Categorical):
     index = refused("a value has several choices, it is no index")
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Any:
-        """A value as one-hot vectors one behind the other, bool [..., sum(nvec)]; nested where rows differ in nvec."""
+        """Encode a value as concatenated one-hot vectors, bool [..., sum(nvec)]; nested tensors if rows differ in nvec."""
         self._assert_safe(val, safe)
         val = self._entries(val).to(torch.int64)
         if not self._is_even:
@@ -144,7 +144,7 @@ class MultiCategorical(Categorical):
         return torch.cat(hot, -1).to(torch.bool)
 
     def to_one_hot_spec(self) -> Any:
-        """The spec of what `to_one_hot` returns: a `MultiOneHot`, or a stack of them where rows differ in nvec."""
+        """The spec of `to_one_hot` values: a `MultiOneHot`, or a stack of them if rows differ in nvec."""
         from interop.specs.one_hot import MultiOneHot
 
         if not self._is_even:
@@ -163,6 +163,6 @@ class MultiCategorical(Categorical):
         return made
 
     def unflatten_scalar(self) -> Self:
-        """The spec of one entry with a dim of size 1."""
+        """A spec of shape [1] for a scalar spec."""
         one = None if self._allowed is None else self._allowed.unsqueeze(0)
         return self._replaced(shape=Size([1]), nvec=self.nvec.unsqueeze(0), _allowed=one)

@@ -1,4 +1,4 @@
-"""Values that are no tensors."""
+"""The spec of Python objects."""
 
 from typing import Any, Self
 
@@ -11,15 +11,15 @@ from interop.specs.spec import TensorSpec, as_device, refused
 
 
 class NonTensor(TensorSpec):
-    """Python objects, as `NonTensorData` and stacks of it hold them in a tensordict.
+    """Python objects, stored in a tensordict as `NonTensorData` or stacks of it.
 
     Args:
         shape: the batch size of a value, (1,) by default.
-        device: None by default, for none.
+        device: None by default.
         dtype: None by default.
         example_data: the object that `rand`, `zero` and `one` return.
-        batched: True for an object at each place of the shape, False for one for all of it, which is the default.
-        feature_dims: how many of the last dims share one object; not together with `batched`.
+        batched: True for one object per position of the shape, False (default) for one object in all.
+        feature_dims: the number of last dims that share one object; excludes `batched`.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class NonTensor(TensorSpec):
 
     @property
     def batched(self) -> bool:
-        """Whether each place of the shape has an object of its own."""
+        """Whether each position of the shape has its own object."""
         return self.feature_dims == 0
 
     def _made(self, how: str, lead: Size) -> Any:
         whole = Size((*lead, *self.shape))
-        at = 0 if 0 in whole else len(whole) - self.feature_dims  # an empty stack would have no dims behind
+        at = 0 if 0 in whole else len(whole) - self.feature_dims  # an empty stack would lose the dims behind it
         value: Any = NonTensorData(self.example_data, batch_size=whole[at:], device=self.device)
         for size in reversed(whole[:at]):
             value = NonTensorStack(*(value.clone() for _ in range(size)), stack_dim=0)
@@ -53,10 +53,10 @@ class NonTensor(TensorSpec):
         return not (is_non_tensor(val) or isinstance(val, TensorDictBase)) or shapes.fits(self.shape, val.batch_size)
 
     def type_check(self, value: Any, key: Any = None) -> None:
-        """Nothing: objects have no dtype."""
+        """Do nothing: objects have no dtype."""
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """The value as `NonTensorData` of the shape of the spec."""
+        """Wrap the value in `NonTensorData` with the shape of the spec."""
         if is_non_tensor(val):
             return val
         return NonTensorData(val, batch_size=self.shape, device=None if ignore_device else self.device)
@@ -77,7 +77,7 @@ class NonTensor(TensorSpec):
     make_neg_dim = refused("batch sizes are known, no dim is dynamic")
 
     def to(self, dest: Any) -> Self:
-        """The spec on another device; itself for a dtype."""
+        """Move the spec to a device. A dtype is ignored."""
         if dest is None or isinstance(dest, torch.dtype) or as_device(dest) == self.device:
             return self
         return self._replaced(device=as_device(dest))

@@ -1,4 +1,4 @@
-"""Choices as one-hot vectors."""
+"""Specs of choices stored as one-hot vectors."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from interop.specs.spec import TensorSpec
 class OneHot(Choices):
     """One-hot vectors in the last dim: one of n entries is 1, the others are 0.
 
-    `encode` takes the choices, as ints, lists, arrays or tensors of ints. AssertionError for one that is not below n.
+    `encode` takes choices as ints, lists, arrays or tensors of ints. AssertionError for a choice of n or more.
 
     Args:
         n: the size of the last dim.
-        shape: (n,) by default. ValueError where the last size is another.
+        shape: (n,) by default. ValueError unless the last size is n.
         dtype: bool by default.
-        use_register: let `encode` take any numbers, and number them in the order in which they come.
-        mask: which entries are allowed, True, a bool tensor that can be expanded to `shape`.
+        use_register: `encode` accepts any numbers, and numbers them by first appearance.
+        mask: a bool tensor, True for allowed entries, that can be expanded to `shape`.
     """
 
     structural = 1
@@ -66,7 +66,7 @@ class OneHot(Choices):
         return shapes.concrete(self.shape)
 
     def _hot(self, choices: Sequence[Tensor]) -> Tensor:
-        """The vectors of a choice in each group, int64 [...]; bool [..., total]. Zeros for a choice that there is not."""
+        """One-hot vectors, bool [..., total], of one choice per group, int64 [...]. Invalid choices give zeros."""
         parts = [each.unsqueeze(-1) == torch.arange(size, device=each.device)
                  for each, size in zip(choices, self._sizes, strict=True)]  # fmt: skip
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -87,7 +87,7 @@ class OneHot(Choices):
         return one_each and (self._allowed is None or not bool((hot & ~self._allowed).any()))
 
     def _corrected(self, val: Tensor) -> Tensor:
-        """A random one of the entries that are not 0 and allowed, else any allowed one. RuntimeError for only zeros."""
+        """Pick a random nonzero allowed entry, or else any allowed entry. RuntimeError for all zeros."""
         allowed = torch.ones_like(val, dtype=torch.bool) if self._allowed is None else self._allowed.expand(val.shape)
         chosen = []
         for hot, open_ in zip((val != 0).split(self._sizes, -1), allowed.split(self._sizes, -1), strict=True):
@@ -101,7 +101,7 @@ class OneHot(Choices):
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """The vectors, [n, *shape], the same in all places."""
+        """All vectors, [n, *shape], equal at all positions."""
         if use_mask:
             raise NotImplementedError("one-hot specs do not list allowed values: use to_categorical_spec()")
         shape = shapes.concrete(self.shape)
@@ -110,7 +110,7 @@ class OneHot(Choices):
         return hot.reshape(-1, *(1 for _ in shape[1:]), shape[-1]).expand(-1, *shape)
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
-        """The entries of a tensor at the hot places, along its last dim; one for each group of the vector."""
+        """Gather from a tensor at the hot positions of its last dim, one entry per group."""
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
         groups = zip(index.split(self._sizes, -1), starts, strict=True)
         found = torch.stack([group.to(torch.int8).argmax(-1) + start for group, start in groups], -1)
@@ -137,7 +137,7 @@ class OneHot(Choices):
         return self._register.setdefault(number, len(self._register))
 
     def to_numpy(self, val: Tensor, safe: bool | None = None) -> Any:
-        """The choices as an array without the last dim; with a register, the values that were encoded."""
+        """The choices as an array without the last dim; with a register, the original values."""
         chosen = self.to_categorical(val, safe).cpu().numpy()
         if not self.use_register:
             return chosen
@@ -160,15 +160,15 @@ class OneHot(Choices):
     def _regrouped(self, new: Size) -> Self:
         if new[-1:] == self.shape[-1:] or self._allowed is not None or len(self._sizes) > 1:
             return super()._regrouped(new)
-        return self._replaced(shape=new, _sizes=[new[-1]])  # the last size is n from then on
+        return self._replaced(shape=new, _sizes=[new[-1]])  # n is the new last size
 
 
 class MultiOneHot(OneHot):
-    """Several one-hot vectors, one behind the other in the last dim.
+    """Several one-hot vectors, concatenated in the last dim.
 
     Args:
-        nvec: the size of each; their sum is that of the last dim.
-        shape, device, dtype, use_register, mask: as of `OneHot`.
+        nvec: the size of each vector; the last dim has their sum.
+        shape, device, dtype, use_register, mask: as for `OneHot`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Shapes of specs: sizes, of which -1 is a dynamic one that differs from value to value."""
+"""Shape functions for specs. A size of -1 is a dynamic dim: it differs between values."""
 
 import math
 import operator
@@ -24,12 +24,12 @@ def as_shape(given: Any) -> Size:
 
 
 def of_arguments(given: Sequence[Any]) -> Size:
-    """The shape that a method was given: as one sequence, or one size an argument."""
+    """The shape from a method's arguments: one sequence, or one size per argument."""
     return as_shape(given[0] if len(given) == 1 and not hasattr(given[0], "__index__") else given)
 
 
 def leading(shape: Any) -> Size:
-    """Dims to put before a spec's. TypeError for a bare int, which could be meant as a size or as a number of values."""
+    """Leading dims for values. TypeError for an int, which could mean a size or a number of values."""
     if shape is None:
         return Size()
     if hasattr(shape, "__index__"):
@@ -43,7 +43,7 @@ def concrete(shape: Sequence[int]) -> Size:
 
 
 def fits(shape: Size, value: Size) -> bool:
-    """Whether a value of this shape, which may have leading dims, is of the spec's shape."""
+    """Whether a value's shape, without leading dims, matches the shape of a spec."""
     tail = value[len(value) - len(shape) :] if len(value) >= len(shape) else None
     return tail == shape or (
         -1 in shape and tail is not None and all(want in (-1, got) for want, got in zip(shape, tail, strict=True))
@@ -51,14 +51,14 @@ def fits(shape: Size, value: Size) -> bool:
 
 
 def dim_of(dim: int, ndim: int) -> int:
-    """A dim counted from 0. IndexError where there is none."""
+    """The non-negative number of a dim. IndexError if it is out of range."""
     if not -ndim <= dim < ndim:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], but got {dim})")
     return dim % ndim
 
 
 def expanded(shape: Size, new: Size) -> Size:
-    """The shape after `expand`. ValueError where its last sizes are others, and not expanded from 1."""
+    """The shape after `expand`. ValueError if an existing size other than 1 changes."""
     tail = new[len(new) - len(shape) :] if len(new) >= len(shape) else None
     if tail is None or any(size not in (old, -1 if old == -1 else size if old == 1 else old)
                            for old, size in zip(shape, tail, strict=True)):  # fmt: skip
@@ -79,7 +79,7 @@ def unsqueezed(shape: Size, dim: int) -> Size:
 
 
 def squeezed(shape: Size, dim: int | None) -> Size:
-    """The shape without a dim of size 1, or without all of them; [1] stays where no dim is given."""
+    """The shape after `squeeze` of one dim, or of all dims of size 1; without `dim`, [1] stays [1]."""
     if dim is None:
         return shape if list(shape) == [1] else Size([size for size in shape if size != 1])
     at = dim_of(dim, len(shape))
@@ -92,7 +92,7 @@ def without(shape: Size, at: int) -> Size:
 
 
 def reshaped(shape: Size, new: Size) -> Size:
-    """The shape after `reshape`, in which one -1 stands for what remains. RuntimeError where the sizes do not fit."""
+    """The shape after `reshape`; one -1 is inferred. RuntimeError if the number of elements differs."""
     if new == shape:
         return new
     items, known = math.prod(concrete(shape)), math.prod(size for size in new if size != -1)
@@ -106,7 +106,7 @@ def reshaped(shape: Size, new: Size) -> Size:
 
 
 def flattened(shape: Size, start: int, end: int) -> Size:
-    """The shape after `flatten`: dims `start` to `end` as one."""
+    """The shape after `flatten`: dims `start` to `end` become one."""
     if not shape:
         return Size([1])
     first, last = dim_of(start, len(shape)), dim_of(end, len(shape))
@@ -117,7 +117,7 @@ def flattened(shape: Size, start: int, end: int) -> Size:
 
 
 def unflattened(shape: Size, dim: int, sizes: Sequence[int]) -> Size:
-    """The shape after `unflatten`: one dim as several."""
+    """The shape after `unflatten`: one dim becomes several."""
     at = dim_of(dim, len(shape))
     return Size([*shape[:at], *reshaped(Size([shape[at]]), as_shape(sizes)), *shape[at + 1 :]])
 
@@ -126,9 +126,9 @@ def unflattened(shape: Size, dim: int, sizes: Sequence[int]) -> Size:
 
 
 def normalized(shape: Size, index: Any) -> tuple[Any, ...]:
-    """An index as a tuple with an element for each dim, and None for each new one; ranges and lists as arrays.
+    """Normalize an index to a tuple with one element per dim, and None for new dims; ranges and lists become arrays.
 
-    IndexError for an index that leads out of the shape, has too many elements, or has bools or texts in it.
+    IndexError for an index that is out of range, has too many elements, or contains bools or strings.
     """
     parts = [_part(each) for each in (index if isinstance(index, tuple) else (index,))]
     used = sum(_dims_of(each) for each in parts if each is not Ellipsis)
@@ -168,7 +168,7 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def indexed(shape: Size, index: tuple[Any, ...]) -> Size:
-    """The shape of what a normalized index selects of a tensor of this shape, as torch does."""
+    """The shape after indexing with a normalized index, with torch's rules."""
     if -1 not in shape:
         return _shape_of(shape, index)
     index = first_of_dynamic(shape, index)
@@ -177,7 +177,7 @@ def indexed(shape: Size, index: tuple[Any, ...]) -> Size:
 
 
 def first_of_dynamic(shape: Size, index: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The index with 0 for an integer at a dynamic dim. IndexError for anything else there but ':'."""
+    """The index with integers at dynamic dims replaced by 0. IndexError for anything else there but ':'."""
     at, parts = 0, []
     for part in index:
         is_dynamic = part is not None and shape[at] == -1
@@ -189,7 +189,7 @@ def first_of_dynamic(shape: Size, index: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _dims_of(part: Any) -> int:
-    """How many dims a part of an index addresses."""
+    """The number of dims that an element of an index consumes."""
     is_mask = isinstance(part, np.ndarray | Tensor) and part.dtype in (np.bool_, torch.bool)
     return part.ndim if is_mask else 0 if part is None else 1
 
@@ -197,12 +197,12 @@ def _dims_of(part: Any) -> int:
 def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
     whole: np.ndarray = np.ndarray(
         tuple(shape), np.int8, b"0", strides=(0,) * len(shape)
-    )  # one byte, whatever the shape
+    )  # one byte of memory for any shape
     return Size(_of_array(whole, index).shape)
 
 
 def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
-    """The shape that an index selects, in torch's order of dims: integers are applied before arrays."""
+    """Index an array with torch's order of dims: integers are applied before arrays."""
     if any(isinstance(part, np.ndarray) for part in index):
         first: list[Any] = []
         for part in index:
@@ -212,7 +212,7 @@ def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
 
 
 def select(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """The part of a tensor that a normalized index selects. The tensor may have more dims behind."""
+    """Apply a normalized index to the first dims of a tensor."""
     if not any(isinstance(part, np.ndarray) or (isinstance(part, slice) and (part.step or 1) < 0) for part in index):
         return tensor[index]
     ndim = sum(map(_dims_of, index))

@@ -1,4 +1,4 @@
-"""The base class of specs: shape, device, dtype and domain, shape operations, indexing, checks, and the torch functions."""
+"""The base class of specs: attributes, checks, encoding, shape operations, indexing and torch functions."""
 
 import contextlib
 import copy
@@ -14,26 +14,26 @@ from torch import Size, Tensor
 from interop.specs import shapes
 
 Function = Callable[..., Any]
-_FUNCTIONS: dict[Function, Function] = {}  # of torch, and what each does with specs
+_FUNCTIONS: dict[Function, Function] = {}  # torch function -> its implementation for specs
 _CHECKS = os.environ.get("CHECK_SPEC_ENCODE", "0").strip().lower() in ("1", "true")
 
 
 class TensorSpec:
-    """Describes tensors: their shape, device and dtype, and which values they take.
+    """Describes tensors: their shape, device and dtype, and the values they take.
 
-    Values may have more dims before those of the spec. A spec is a value: its methods return others, and leave it as it is;
-    only `make_neg_dim`, `update_mask` and `set_provisional_n` change it.
+    Values may have leading dims. A spec is immutable: methods return new specs. Only `make_neg_dim`, `update_mask` and
+    `set_provisional_n` change it in place.
 
-    A leaf defines `_contains`, `_draw` and `_corrected`, and names in `_parts` the tensors that describe its values. The
-    first dims of these are those of the spec, without its last `structural` ones. Shape operations apply to them.
+    A leaf class defines `_contains`, `_draw` and `_corrected`. `_parts` names its tensors, such as bounds. Their first dims
+    are those of the spec without its last `structural` ones; shape operations apply to them.
 
     Attributes:
-        shape: of a value; -1 for a dynamic dim, whose size differs from value to value.
-        device: where values are; torch's default device unless one is given.
-        dtype: of values.
+        shape: the shape of a value; -1 for a dynamic dim, whose size differs between values.
+        device: the device of values; by default torch's default device.
+        dtype: the dtype of values.
         domain: "continuous", "discrete", "composite" or None.
-        structural: how many of the last dims are one value: an index does not address them.
-        rigid: whether shape operations keep the last dim as it is.
+        structural: the number of last dims that form one value; an index does not address them.
+        rigid: whether shape operations leave the last dim unchanged.
     """
 
     shape: Size
@@ -53,7 +53,7 @@ class TensorSpec:
 
     @property
     def space(self) -> Any:
-        """The box of the values; None where there is none."""
+        """The box of the values; None for a spec without one."""
         return None
 
     @property
@@ -70,18 +70,18 @@ class TensorSpec:
         return self._made("rand", shapes.leading(shape))
 
     def zero(self, shape: Sequence[int] | None = None) -> Any:
-        """Zeros, [*shape, *self.shape], in the spec or not."""
+        """Zeros, [*shape, *self.shape], even if the spec excludes them."""
         return self._made("zero", shapes.leading(shape))
 
     def one(self, shape: Sequence[int] | None = None) -> Any:
-        """Ones, [*shape, *self.shape], in the spec or not."""
+        """Ones, [*shape, *self.shape], even if the spec excludes them."""
         return self._made("one", shapes.leading(shape))
 
     sample, zeros, ones = rand, zero, one
 
     def _made(self, how: str, lead: Size) -> Any:
-        """A value: "rand", "zero" or "one"."""
-        if how == "rand" and 0 not in self.shape:  # otherwise there is nothing to draw
+        """Make a value; `how` is "rand", "zero" or "one"."""
+        if how == "rand" and 0 not in self.shape:  # an empty value needs no draw
             return self._draw(lead)
         size = (*lead, *shapes.concrete(self.shape))
         return torch.full(size, how == "one", dtype=self.dtype, device=self.device)
@@ -90,7 +90,7 @@ class TensorSpec:
         raise NotImplementedError(f"{type(self).__name__} defines no values to draw")
 
     def is_in(self, val: Any) -> bool:
-        """Whether a value is of the dtype and shape of the spec, with leading dims or without, and within its range."""
+        """Whether a value has the dtype and shape of the spec, plus any leading dims, and lies in its range."""
         return self._has(val)
 
     contains = is_in
@@ -100,18 +100,18 @@ class TensorSpec:
         return is_like and (not val.numel() or self._contains(val))
 
     def _contains(self, val: Tensor) -> bool:
-        """Whether a tensor of the dtype and shape is in the range."""
+        """Whether a tensor of the right dtype and shape lies in the range."""
         return True
 
     def _fits(self, shape: Size) -> bool:
         return shapes.fits(self.shape, shape)
 
     def project(self, val: Any) -> Any:
-        """The value itself where it is in the spec, otherwise a corrected copy.
+        """The value itself if it is in the spec, otherwise a corrected copy.
 
         Raises:
-            RuntimeError: the value is of another shape.
-            TypeError: it is no tensor.
+            RuntimeError: the value has another shape.
+            TypeError: the value is no tensor.
         """
         if self._has(val):
             return val
@@ -125,12 +125,12 @@ class TensorSpec:
         raise NotImplementedError(f"{type(self).__name__} cannot correct a value that is not in it: {_about(val)}")
 
     def assert_is_in(self, value: Any) -> None:
-        """AssertionError where a value is not in the spec."""
+        """Raise AssertionError if a value is not in the spec."""
         if not self.is_in(value):
             raise AssertionError(f"{_about(value)} is not in {self}")
 
     def type_check(self, value: Any, key: Any = None) -> None:
-        """TypeError where the dtype of a value is another."""
+        """Raise TypeError if a value has another dtype."""
         if value.dtype != self.dtype:
             where = "" if key is None else f" of {key!r}"
             raise TypeError(f"the value{where} has dtype {value.dtype}, the spec has {self.dtype}")
@@ -138,15 +138,15 @@ class TensorSpec:
     # ------------------------------------------------------------------ raw values
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """A tensor of the spec from a number, an array or a list. A tensor is returned as it is.
+        """Encode a number, an array or a list as a tensor of the spec. A tensor is returned unchanged.
 
         Args:
-            val: the raw value; it is reshaped to the shape of the spec.
-            ignore_device: leave it on the CPU.
+            val: the raw value, reshaped to the shape of the spec.
+            ignore_device: keep the result on the CPU.
 
         Raises:
-            RuntimeError: the value does not have as many elements as the spec.
-            AssertionError: the value is not in the spec, with CHECK_SPEC_ENCODE=1 in the environment.
+            RuntimeError: the value and the spec differ in the number of elements.
+            AssertionError: the value is not in the spec; checked only if the environment has CHECK_SPEC_ENCODE=1.
         """
         if self._memo is None or isinstance(val, Tensor):
             made = self._encoded(val, ignore_device)
@@ -184,7 +184,7 @@ class TensorSpec:
         return val.reshape(shapes.concrete(shape))
 
     def memoize_encode(self, mode: bool = True) -> None:
-        """Keep what `encode` returned for each value, until `erase_memoize_cache`. The cache grows without a limit."""
+        """Cache the results of `encode` until `erase_memoize_cache`. The cache has no size limit."""
         self._memo = {} if mode else None
 
     def erase_memoize_cache(self) -> None:
@@ -192,7 +192,7 @@ class TensorSpec:
             self._memo = {}
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """The value as a NumPy array. With `safe`, AssertionError where it is not in the spec."""
+        """The value as a NumPy array. With `safe`, AssertionError if it is not in the spec."""
         self._assert_safe(val, safe)
         return val.detach().cpu().numpy()
 
@@ -207,17 +207,17 @@ class TensorSpec:
         raise NotImplementedError(f"{type(self).__name__} has no cardinality")
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """All values, [number, *self.shape]; with `use_mask`, those that the mask allows."""
+        """All values, [number, *self.shape]; with `use_mask`, only the values allowed by the mask."""
         raise NotImplementedError(f"the values of a {type(self).__name__} cannot be enumerated")
 
     def index(self, index: Any, tensor_to_index: Tensor) -> Tensor:
-        """The entries of a tensor that a value of the spec names, along the last dim."""
+        """Gather from a tensor along its last dim, with a value of the spec as index."""
         raise NotImplementedError(f"a value of {type(self).__name__} is no index")
 
     # ------------------------------------------------------------------ shapes
 
     def _replaced(self, **fields: Any) -> Self:
-        """A copy in which some attributes are others."""
+        """A copy with some attributes replaced."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         if self._memo is not None:
@@ -226,7 +226,7 @@ class TensorSpec:
         return made
 
     def _changed(self, shape: Size, change: Callable[[Tensor, int], Tensor], **fields: Any) -> Self:
-        """A copy of another shape; `change` makes its tensors, given each and how many of its dims are the spec's."""
+        """A copy of another shape; `change` maps each of its tensors, given the tensor and its number of spec dims."""
         lead = len(self.shape) - self.structural
         parts = {name: getattr(self, name) for name in self._parts}
         changed = {name: change(part, lead) for name, part in parts.items() if part is not None}
@@ -241,7 +241,7 @@ class TensorSpec:
             raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged, it is {self.shape[-1:]}")
 
     def expand(self, *shape: Any) -> Self:
-        """The spec with more leading dims, and with dims of size 1 made larger. ValueError where others differ."""
+        """Add leading dims and enlarge dims of size 1. ValueError if another size changes."""
         new = shapes.expanded(self.shape, shapes.of_arguments(shape))
         return self if new == self.shape else self._expanded(new)
 
@@ -251,7 +251,7 @@ class TensorSpec:
         return self._changed(new, lambda part, lead: part.expand(*free, *part.shape[lead:]))
 
     def _regrouped(self, new: Size) -> Self:
-        """The spec with the same values in other dims."""
+        """The spec with its values regrouped to another shape."""
         self._keep_last(not self.rigid or new[-1:] == self.shape[-1:])
         if new == self.shape:
             return self
@@ -259,32 +259,32 @@ class TensorSpec:
         return self._changed(new, lambda part, lead: part.reshape(*free, *part.shape[lead:]))
 
     def reshape(self, *shape: Any) -> Self:
-        """The spec in another shape; one -1 stands for what remains. RuntimeError where the sizes do not fit."""
+        """The spec in another shape; one -1 is inferred. RuntimeError if the number of elements differs."""
         return self._regrouped(shapes.reshaped(self.shape, shapes.of_arguments(shape)))
 
     view = reshape
 
     def flatten(self, start_dim: int, end_dim: int) -> Self:
-        """The spec with several dims as one."""
+        """Merge dims `start_dim` to `end_dim` into one."""
         return self._regrouped(shapes.flattened(self.shape, start_dim, end_dim))
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
-        """The spec with one dim as several."""
+        """Split a dim into several."""
         return self._regrouped(shapes.unflattened(self.shape, dim, sizes))
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """The spec without a dim of size 1, or without all of them. Of a rigid spec the last dim must not be one."""
+        """Remove a dim of size 1, or all of them. The last dim of a rigid spec cannot be removed."""
         self._keep_last(not self.rigid or self.shape[-1] != 1 or dim not in (None, -1, self.ndim - 1))
         return self._regrouped(shapes.squeezed(self.shape, dim))
 
     def unsqueeze(self, dim: int) -> Self:
-        """The spec with a new dim of size 1, of a rigid spec not behind the others."""
+        """Insert a dim of size 1. A rigid spec accepts none behind its last dim."""
         new = shapes.unsqueezed(self.shape, dim)
         self._keep_last(not self.rigid or dim not in (-1, self.ndim))
         return self._regrouped(new)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """A spec for each index of a dim, without that dim. ValueError for a last dim that must stay, or a dynamic one."""
+        """One spec per index of a dim. ValueError for a dynamic dim, or a last dim that is structural or rigid."""
         at = shapes.dim_of(dim, self.ndim)
         self._keep_last(at < self.ndim - 1 or not (self.structural or self.rigid))
         if self.shape[at] == -1:
@@ -295,7 +295,7 @@ class TensorSpec:
         return self._selected(index)
 
     def _selected(self, index: Any) -> Self:
-        """The spec of what an index selects of a value, along the dims that are not structural."""
+        """The spec of an indexed value. The index addresses the dims that are not structural."""
         free = self._free(self.shape)
         index = shapes.normalized(free, index)
         new = Size((*shapes.indexed(free, index), *self.shape[len(free) :]))
@@ -304,13 +304,13 @@ class TensorSpec:
         return self._changed(new, lambda part, lead: shapes.select(part, index))
 
     def index_select(self, dim: int, index: Tensor) -> Self:
-        """The spec of what `torch.index_select` makes of a value."""
+        """The spec of a value after `torch.index_select`."""
         at = shapes.dim_of(dim, self.ndim)
         self._keep_last(at < self.ndim - self.structural)
         return self._selected((slice(None),) * at + (index,))
 
     def make_neg_dim(self, dim: int) -> None:
-        """Make a dim dynamic, in place. ValueError where there is none."""
+        """Make a dim dynamic, in place. ValueError if the dim is out of range."""
         if not -self.ndim <= dim < self.ndim:
             raise ValueError(f"dim {dim} is not in [{-self.ndim}, {self.ndim - 1}]")
         at = dim % self.ndim
@@ -319,23 +319,23 @@ class TensorSpec:
         self.__dict__.update(vars(made))
 
     def emptied(self, shape: Size) -> Self:
-        """A spec of the same class and of another shape, which has sizes of 0: there are no values to describe."""
+        """A spec of the same class for a shape with sizes of 0, which has no values."""
         return self._changed(shape, lambda part, lead: part.new_zeros((*self._free(shape), *part.shape[lead:])))
 
     # ------------------------------------------------------------------ copies
 
     def children(self) -> Iterable["TensorSpec"]:
-        """The specs directly in it."""
+        """The direct sub-specs."""
         return ()
 
     def nodes(self) -> Iterator["TensorSpec"]:
-        """The spec, and those in it at any depth."""
+        """The spec and all nested specs."""
         yield self
         for each in self.children():
             yield from each.nodes()
 
     def to(self, dest: Any) -> Self:
-        """The spec on another device, or of another dtype; itself where nothing changes."""
+        """Move the spec to a device or cast it to a dtype. Returns the spec itself if nothing changes."""
         if dest is None:
             return self
         if isinstance(dest, torch.dtype):
@@ -352,16 +352,16 @@ class TensorSpec:
         return self.to("cpu")
 
     def cuda(self, device: Any = None) -> Self:
-        """The spec on a CUDA device, by default the current one."""
+        """Move the spec to a CUDA device, by default the current one."""
         given = "cuda" if device is None else device
         return self.to(torch.device("cuda", given) if isinstance(given, int) else given)
 
     def clone(self) -> Self:
-        """An equal spec that shares nothing which `make_neg_dim` or `update_mask` changes."""
+        """An equal spec, independent of `make_neg_dim` and `update_mask` on the original."""
         return self._replaced()
 
     def clear_device_(self) -> Self:
-        """Nothing for a spec of tensors, which are always on some device."""
+        """Do nothing: a spec of tensors always has a device."""
         return self
 
     # ------------------------------------------------------------------ comparison, text
@@ -384,7 +384,7 @@ class TensorSpec:
 
     @classmethod
     def implements_for_spec(cls, torch_function: Function) -> Callable[[Function], Function]:
-        """A decorator: the function is called where a function of torch is given a spec."""
+        """Decorator: register an implementation of a torch function for specs."""
 
         def register(function: Function) -> Function:
             _FUNCTIONS[torch_function] = function
@@ -401,7 +401,7 @@ class TensorSpec:
 
 
 def refused(text: str) -> Any:
-    """A method, of a class that cannot have it: NotImplementedError with a text that says why."""
+    """A method for an unsupported operation. It raises NotImplementedError with the reason `text`."""
 
     def method(self: TensorSpec, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__}: {text}")
@@ -411,7 +411,7 @@ def refused(text: str) -> Any:
 
 @contextlib.contextmanager
 def all_or_nothing(spec: TensorSpec) -> Iterator[None]:
-    """Bring a spec and those in it back as they were when an error ends a change in place."""
+    """Roll back in-place changes of a spec and its nested specs after an error."""
     before = [(vars(each), {name: copy.copy(value) if isinstance(value, dict | list) else value
                             for name, value in vars(each).items()}) for each in spec.nodes()]  # fmt: skip
     try:
@@ -424,14 +424,14 @@ def all_or_nothing(spec: TensorSpec) -> Iterator[None]:
 
 
 def as_device(device: Any) -> torch.device:
-    """The device with a number where it needs one; the default one for None."""
+    """The device, with its index if it needs one; torch's default device for None."""
     found = torch.get_default_device() if device is None else torch.device(device)
     needs_number = found.type == "cuda" and found.index is None
     return torch.device("cuda", torch.cuda.current_device()) if needs_number else found
 
 
 def block(title: str, rows: list[str]) -> str:
-    """A text of several lines: the title, and the rows in brackets."""
+    """A multi-line string: the title, and the rows in brackets."""
     return f"{title}(\n    " + ",\n".join(rows).replace("\n", "\n    ") + ")"
 
 

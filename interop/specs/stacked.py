@@ -1,4 +1,4 @@
-"""Specs that differ, stacked lazily; and `torch.stack` of specs."""
+"""Lazy stacks of unequal specs, and `torch.stack` of specs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ from interop.specs.spec import TensorSpec, all_or_nothing, block, refused
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
-    """Specs stacked along a new dim: one larger spec where they are equal, a lazy stack otherwise.
+    """Stack specs along a new dim. Equal specs give one larger spec, unequal specs a lazy stack.
 
     Raises:
-        RuntimeError: there is none, or classes, devices, dtypes, numbers of dims, or batch sizes of Composites differ.
+        RuntimeError: no specs, or they differ in class, device, dtype, number of dims, or batch size (Composites).
         NotImplementedError: `out` is given.
     """
     specs = list(input)
@@ -45,10 +45,10 @@ TensorSpec.implements_for_spec(torch.stack)(stack)
 
 
 class LazyStack(TensorSpec):
-    """The base of stacks of leaves and of Composites: operations go to the members.
+    """Base class of lazy stacks: operations are applied to the members.
 
     Attributes:
-        members: the specs, which differ.
+        members: the stacked specs.
         stack_dim: the dim along which they are stacked.
     """
 
@@ -78,7 +78,7 @@ class LazyStack(TensorSpec):
         return self.shape[0]
 
     def _of_member(self, at: int) -> int:
-        """A dim of the stack as one of its members."""
+        """Convert a dim of the stack to a dim of the members."""
         return at - (at > self.stack_dim)
 
     def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
@@ -86,7 +86,7 @@ class LazyStack(TensorSpec):
         return kind(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
 
     def _values(self, val: Any) -> list[Any]:
-        """The value for each member."""
+        """Split a value into one value per member."""
         if isinstance(val, list | tuple):
             return list(val)
         if isinstance(val, Tensor):
@@ -109,11 +109,11 @@ class LazyStack(TensorSpec):
     _regrouped = refused("squeeze, unsqueeze, expand or unbind a lazy stack, it cannot be reshaped")
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """The values of the members, stacked. RuntimeError where they have different numbers of them."""
+        """The stacked values of the members. RuntimeError if their cardinalities differ."""
         return torch.stack([each.enumerate(use_mask) for each in self.members], self.stack_dim + 1)
 
     def expand(self, *shape: Any) -> Any:
-        """The stack with more leading dims, and with dims of size 1 made larger, but for the stack dim."""
+        """Add leading dims and enlarge dims of size 1. The stack dim keeps its size."""
         new = shapes.expanded(self.shape, shapes.of_arguments(shape))
         at = len(new) - self.ndim + self.stack_dim
         if new[at] != len(self.members):
@@ -141,7 +141,7 @@ class LazyStack(TensorSpec):
         return self._of_members(lambda each: each.squeeze(self._of_member(at)), self.stack_dim - (at < self.stack_dim))
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """The members, or along another dim stacks of their parts. ValueError for a dynamic dim, or one that is not."""
+        """The members; along another dim, stacks of their parts. ValueError for a dynamic or invalid dim."""
         if not -self.ndim <= dim < self.ndim or self.shape[dim] == -1:
             raise ValueError(f"dim {dim} of {list(self.shape)} cannot be unbound")
         at = dim % self.ndim
@@ -151,7 +151,7 @@ class LazyStack(TensorSpec):
         return tuple(stack(each, self.stack_dim - (at < self.stack_dim)) for each in zip(*parts, strict=True))
 
     def _selected(self, index: Any) -> Any:
-        """A member, or a stack of some. IndexError for an index of other dims."""
+        """Select a member, or a stack of several. IndexError for an index into other dims."""
         parts, at = list(index) if isinstance(index, tuple) else [index], self.stack_dim
         if any(part is None for part in parts):
             raise IndexError(f"Cannot index a {type(self).__name__} with None values: unsqueeze it")
@@ -196,9 +196,9 @@ class LazyStack(TensorSpec):
 
 
 class Stacked(LazyStack):
-    """Specs of one class that differ, stacked along a dim. Sizes that differ are -1.
+    """Unequal specs of one class, stacked along a dim. Sizes that differ between members are -1.
 
-    Values of members whose shapes differ are a nested tensor, where the stack dim is the first one.
+    Values are nested tensors if the shapes of the members differ; the stack dim must then be 0.
 
     Args:
         *specs: the members.
@@ -228,7 +228,7 @@ class Stacked(LazyStack):
         return torch.nested.nested_tensor(parts) if is_ragged else torch.stack(parts, self.stack_dim - self.ndim)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """The value as an array; a list of arrays for a nested tensor."""
+        """The value as an array; a nested tensor as a list of arrays."""
         if not val.is_nested:
             return super().to_numpy(val, safe)
         self._assert_safe(val, safe)
@@ -240,12 +240,12 @@ class Stacked(LazyStack):
 
 
 class StackedComposite(LazyStack, Composite):
-    """Composites that differ, stacked along a batch dim. Its keys are those that all members have.
+    """Unequal Composites, stacked along a batch dim. Its keys are the keys common to all members.
 
     Values are lazily stacked tensordicts.
 
     Args:
-        *composites: the members, of one batch size.
+        *composites: the members; their batch sizes are equal.
         dim: the dim along which they are stacked.
     """
 
@@ -257,11 +257,11 @@ class StackedComposite(LazyStack, Composite):
         return ((name, self.entry(name)) for name in sorted(self._common()))
 
     def _common(self) -> set[str]:
-        """The keys that all members have."""
+        """The keys common to all members."""
         return set.intersection(*(set(each.keys()) for each in self.members))
 
     def entry(self, name: str) -> Entry:
-        """The stack of the members' entries. KeyError where not all have it."""
+        """The stack of the members' entries. KeyError if a member lacks the key."""
         entries = [each.entry(name) for each in self.members]
         found: Entry = None if all(each is None for each in entries) else stack(entries, self.stack_dim)
         return found
@@ -281,7 +281,7 @@ class StackedComposite(LazyStack, Composite):
                 del each[name]
 
     def exclusive(self) -> dict[int, dict[str, Entry]]:
-        """The entries that not all members have, by the number of the member."""
+        """The entries whose keys are not common to all members, by member number."""
         common = self._common()
         own = [{key: entry for key, entry in each.items() if key not in common} for each in self.members]
         return {place: entries for place, entries in enumerate(own) if entries}
@@ -298,7 +298,7 @@ class StackedComposite(LazyStack, Composite):
         return lazy_stack([getattr(each, how)(lead) for each in self.members], self.stack_dim + len(lead))
 
     def project(self, val: Any) -> Any:
-        """Correct what is not in its Composite, in place where parts are views. Returns a lazy stack."""
+        """Project the members' values, in place where they are views. Returns a lazy stack."""
         parts = [each.project(part) for each, part in zip(self.members, self._values(val), strict=True)]
         return lazy_stack(parts, self.stack_dim + val.ndim - self.ndim)
 
@@ -307,7 +307,7 @@ class StackedComposite(LazyStack, Composite):
             each.type_check(part, selected_keys)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """A list with the arrays of each member, in nested dicts."""
+        """A list with one nested dict of arrays per member."""
         return [each.to_numpy(part, safe) for each, part in zip(self.members, self._values(val), strict=True)]
 
     def __repr__(self) -> str:
@@ -318,6 +318,6 @@ class StackedComposite(LazyStack, Composite):
 
 
 def _with_own(new: Size, shape: Size) -> Size:
-    """A shape in which dims that are dynamic in a stack have the size of the member."""
+    """The shape with dynamic dims replaced by the sizes of the member."""
     start = len(new) - len(shape)
     return Size([shape[place - start] if size == -1 and place >= start else size for place, size in enumerate(new)])

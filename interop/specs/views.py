@@ -1,4 +1,4 @@
-"""The keys, entries and items of a Composite, as views that follow it."""
+"""Live views of the keys, entries and items of a Composite."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class View:
-    """A view of the entries of a Composite, computed at each iteration. Keys are names, or tuples for nested entries.
+    """A view of a Composite, computed at each iteration. Keys are names, or tuples for nested entries.
 
     Args:
-        walk: makes an iterator of (path, entry) pairs.
-        pick: what of a key and an entry is in the view.
+        walk: returns an iterator of (path, entry) pairs.
+        pick: (key, entry) -> element of the view.
     """
 
     def __init__(self, walk: Callable[[], Iterator[Any]], pick: Callable[[Any, Any], Any]) -> None:
@@ -23,7 +23,7 @@ class View:
         return sum(1 for _ in self._walk())
 
     def __contains__(self, item: Any) -> bool:
-        with contextlib.suppress(TypeError):  # no key
+        with contextlib.suppress(TypeError):  # not a key
             item = _key(path_of(item))
         return any(item == each for each in self)
 
@@ -32,7 +32,7 @@ class View:
 
 
 def path_of(key: Any) -> tuple[str, ...]:
-    """The names in a key: a text, or tuples of texts in any nesting. TypeError for anything else."""
+    """The names in a key: a string, or nested tuples of strings. TypeError for anything else."""
     if isinstance(key, str):
         return (key,)
     if not isinstance(key, tuple) or not key:
