@@ -94,13 +94,16 @@ class Transform(nn.Module):
 
     def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Transform the result of a step of an environment: `_call`, unless a subclass has only `forward`."""
-        only_forward = type(self)._call is Transform._call and type(self).forward is not Transform.forward
+        only_forward = self._overrides("forward") and not self._overrides("_call")
         return self(next_tensordict) if only_forward else self._call(next_tensordict)
 
     def read_tensor(self, stored: Tensor) -> Tensor:
         """The result of `_apply_transform`; the tensor itself if there is no such method."""
-        has_one = type(self)._apply_transform is not Transform._apply_transform
-        return self._apply_transform(stored) if has_one else stored
+        return self._apply_transform(stored) if self._overrides("_apply_transform") else stored
+
+    def _overrides(self, method: str) -> bool:
+        """Whether a subclass defines a method."""
+        return getattr(type(self), method) is not getattr(Transform, method)
 
     def snapshot(self) -> Any:
         """The state, as `restore` takes it. Later writes must not change it."""
