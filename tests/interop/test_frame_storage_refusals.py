@@ -146,13 +146,11 @@ GOOD = Environment().steps([OPEN, OPEN])
     ("options", "data", "error", "says"),
     [
         ({}, GOOD.exclude(("next", "pixels")), KeyError, r"\('next', 'pixels'\) is not a tensor of the data"),
-        ({"obs_key": "state"}, GOOD, KeyError, "'state' is not a tensor of the data"),
         ({}, GOOD.exclude(("next", "done"), ("next", "truncated")), KeyError, "give end_keys or traj_key"),
         ({"end_keys": ["end"]}, GOOD, KeyError, "'end' is not a tensor"),
         ({"end_keys": [("next", "reward")]}, GOOD, TypeError, "must be bool or integers"),
         ({"traj_key": "pixels"}, GOOD, RuntimeError, "must be one value an item"),
         ({"stack": 3}, GOOD, RuntimeError, "stack_dim=-3 of it must hold the 3 frames"),
-        ({"stack_dim": 3}, GOOD, RuntimeError, "stack_dim=3 of it"),
         ({}, GOOD.clone().set(("next", "pixels"), torch.zeros(2, 4, 2, 2)), RuntimeError, "must be alike"),
     ],
 )

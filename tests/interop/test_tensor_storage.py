@@ -177,25 +177,6 @@ def test_every_dtype_is_kept_exactly(storage, dtype):
     check_same(buffer[:], rows)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda rows: torch.complex(rows, rows).conj().real,
-        lambda rows: rows.t().contiguous().t(),
-        lambda rows: torch.stack([rows, rows], 1)[:, 0],
-        lambda rows: rows.flip(0).flip(0),
-        lambda rows: torch.nn.Parameter(rows),
-        lambda rows: rows[:1].expand(3, 2),
-    ],
-)
-def test_any_strides_are_taken(storage, view):
-    buffer = ReplayBuffer(storage=storage(6))
-    rows = view(torch.arange(6.0).reshape(3, 2))
-    buffer.extend(rows)
-    check_same(buffer[:], rows.detach().clone())
-    assert type(buffer[:].as_subclass(torch.Tensor)) is torch.Tensor
-
-
 def test_a_list_is_a_stack_of_items_and_a_tuple_a_pytree(storage):
     buffer = ReplayBuffer(storage=storage(6))
     buffer.extend([dicts([step])["x"][0] for step in range(3)])

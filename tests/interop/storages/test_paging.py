@@ -17,7 +17,6 @@ from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     SliceSampler,
     TensorStorage,
 )
@@ -129,21 +128,6 @@ def test_slices_and_lanes_are_read_as_they_were_written(tmp_path, disk, cold):
     at = torch.tensor([4, 4, 29])
     check_same(buffer[at], rows[at])
     check_same(buffer[at, torch.tensor([0, 1, 1])], rows[at, torch.tensor([0, 1, 1])])
-
-
-def test_parts_of_an_ensemble_are_read_into_one_batch(tmp_path, disk):
-    def ensemble(storages):
-        members = [ReplayBuffer(storage=storage) for storage in storages]
-        for place, member in enumerate(members):
-            member.extend(many_leaves(range(20 * place, 20 * place + 20)))
-        return ReplayBufferEnsemble(*members, batch_size=12, generator=torch.Generator().manual_seed(3))
-
-    plain = ensemble([LazyTensorStorage(20), LazyTensorStorage(20)])
-    mapped = ensemble([LazyMemmapStorage(20, scratch_dir=tmp_path / name) for name in "ab"])
-    disk.busy = True
-    for _ in range(3):
-        check_same(mapped.sample(), plain.sample())
-    assert disk.asked
 
 
 @pytest.mark.parametrize("kind", ["opened to read", "of the user", "of the user, private"])
