@@ -11,7 +11,7 @@ from interop.llm.rollout import RolloutFromModel
 from interop.llm.sequences import LLMData, LLMInput, LLMOutput
 from interop.llm.tokenizers import PromptTensorDictTokenizer, TensorDictTokenizer
 
-sys.modules[f"{__name__}.utils"] = utils  # what torchrl calls the module of rollouts
+sys.modules[f"{__name__}.utils"] = utils  # torchrl's name of the rollout module
 
 __all__ = [
     "AdaptiveKLController",

@@ -1,4 +1,4 @@
-"""Tokenized datasets, kept as memory-mapped tensors, and batches of them."""
+"""Tokenized datasets in memory-mapped tensors, and their data loaders."""
 
 import functools
 import operator
@@ -22,30 +22,30 @@ from interop.storages import TensorStorage
 StrPath = str | os.PathLike[str]
 
 _DROPPED = ("text", "prompt", "label", "valid_sample")
-_SCHEMA = 1  # of the record of what a folder was made from
+_SCHEMA = 1  # version of the record of a folder's origin
 
 
 class TokenizedDatasetLoader:
-    """A dataset of the Hugging Face hub or of a disk, tokenized once and memory-mapped from then on.
+    """Tokenizes a dataset of the Hugging Face hub or of a disk once, and memory-maps the result from then on.
 
-    The tensors are in `<root_dir>/<name>/<split>/<max_length>`, where the name is that of the dataset without its owner,
-    up to the first "-". They are made in a folder beside it that is renamed when complete: a process that is killed leaves
-    nothing that is read later. Of several processes one makes them while the others wait. A folder that torchrl has made,
-    which does not say whether it is complete, is made again.
+    The tensors are in `<root_dir>/<name>/<split>/<max_length>`; the name is that of the dataset without its owner, up to
+    the first "-". They are written to a scratch folder that is renamed when complete, so a killed process leaves no partial
+    data. If several processes start together, one tokenizes and the others wait. Folders written by torchrl are replaced,
+    since they do not record whether they are complete.
 
     Args:
         split: "train", "valid" or another split of the dataset.
-        max_length: the length of the sequences, in tokens.
+        max_length: the sequence length, in tokens.
         dataset_name: the name in the hub, or with `from_disk` the folder of a saved `DatasetDict`.
-        tokenizer_fn: called as `tokenizer_fn(tokenizer, max_length=..., return_tensordict=False)`; it returns what turns a
-            batch of rows into columns of numbers, as `TensorDictTokenizer` does.
-        pre_tokenization_hook: dataset -> dataset, applied to the rows before they are tokenized.
+        tokenizer_fn: called as `tokenizer_fn(tokenizer, max_length=..., return_tensordict=False)`. It returns a callable
+            from a batch of rows to columns of numbers, such as a `TensorDictTokenizer`.
+        pre_tokenization_hook: dataset -> dataset, applied before tokenization.
         root_dir: by default `fbuf/data` in `$XDG_CACHE_HOME`, or in `~/.cache`.
-        valid_size: the rows kept of a split whose name starts with "valid"; the hook sees these only.
-        num_workers: processes that tokenize, by default half the cores. They are forked, of which JAX warns where it was
-            used before; with 1 there are none.
-        tokenizer_class: has `from_pretrained`; by default `transformers.AutoTokenizer`.
-        tokenizer_model_name: what the tokenizer is loaded from, by default "gpt2".
+        valid_size: the number of rows kept of a split whose name starts with "valid", before the hook.
+        num_workers: tokenizing processes, by default half the cores; 1 uses this process. Workers are forked, so JAX warns
+            if it was used before.
+        tokenizer_class: a class with `from_pretrained`; by default `transformers.AutoTokenizer`.
+        tokenizer_model_name: the model whose tokenizer is loaded, by default "gpt2".
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class TokenizedDatasetLoader:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer, as `make_tokenizer` makes it when it is first needed."""
+        """The tokenizer, made by `make_tokenizer` at first use."""
         return self.make_tokenizer(tokenizer_class=self.tokenizer_class, tokenizer_model_name=self.tokenizer_model_name)
 
     @staticmethod
     def make_tokenizer(*, tokenizer_class: Any = None, tokenizer_model_name: str = "gpt2") -> Any:
-        """A tokenizer that pads with its end-of-text token, and pads and truncates on the right.
+        """Load a tokenizer that pads and truncates on the right, and pads with its end-of-text token.
 
-        ValueError where it has no end-of-text token.
+        ValueError if it has no end-of-text token.
         """
         tokenizer_class = tokenizer_class or required("transformers", "llm").AutoTokenizer
         tokenizer = tokenizer_class.from_pretrained(tokenizer_model_name)
@@ -92,13 +92,13 @@ class TokenizedDatasetLoader:
         return tokenizer
 
     def load(self) -> TensorDictBase:
-        """The memory-mapped tensors, of batch size [rows]; made first where they are missing.
+        """The memory-mapped tensors, with batch size [rows]. Tokenizes the dataset if they are missing.
 
-        Columns are those that `tokenizer_fn` returns and those of the dataset, but for text, prompt, label, valid_sample.
+        The columns are those of `tokenizer_fn` and of the dataset, without text, prompt, label and valid_sample.
 
-        ValueError where the folder was made from another dataset, tokenizer or hook of that name, where a column is not of
-        numbers or has None, and where no rows are left; KeyError for a split that is not saved; OSError where the disk is
-        full. Nothing is written then.
+        ValueError if the folder was made with another dataset, tokenizer or hook of that name, a column has non-numbers or
+        None, or no rows are left. KeyError if the split is not saved. OSError if the disk is full. After an error nothing is
+        written.
         """
         return published(self._folder, self._made_from(), self._make)
 
@@ -120,7 +120,7 @@ class TokenizedDatasetLoader:
             tokenize,
             batched=True,
             num_proc=self.num_workers if self.num_workers > 1 else None,
-            load_from_cache_file=False,  # and nothing is left beside the dataset
+            load_from_cache_file=False,  # leave no cache beside the dataset
             cache_file_name=os.fspath(scratch / "tokens.arrow"),
             new_fingerprint=scratch.name,
             desc="Tokenizing",
@@ -129,7 +129,7 @@ class TokenizedDatasetLoader:
         self.dataset_to_tensordict(dataset, scratch / "data", features=features)
 
     def _rows(self) -> Any:
-        """The rows of the split, as the hook leaves them."""
+        """The rows of the split, after the hook."""
         datasets = required("datasets", "llm")
         if self.from_disk:
             splits = datasets.load_from_disk(self.dataset_name)
@@ -151,7 +151,7 @@ class TokenizedDatasetLoader:
 
 
 def create_infinite_iterator(iterator: Iterable[Any]) -> Iterator[Any]:
-    """The elements of an iterable, over and over. ValueError where an iteration gives none, as the second of a generator."""
+    """Cycle through an iterable forever. ValueError for an empty pass, such as the second pass of a generator."""
     while True:
         empty = True
         for each in iterator:
@@ -166,18 +166,18 @@ def get_dataloader(
     dataset_name: str | None = None, infinite: bool = True, prefetch: int = 0, split: str = "train",
     root_dir: StrPath | None = None, from_disk: bool = False, num_workers: int | None = None,
 ) -> Any:  # fmt: skip
-    """Batches of a tokenized dataset: each row once an epoch, in random order; the last, smaller batch is left out.
+    """A data loader of a tokenized dataset: each row once an epoch, in random order. The incomplete last batch is dropped.
 
     Args:
-        batch_size: rows of a batch.
-        block_size: the length of a sequence, `max_length` of `from_dataset`.
-        tensorclass_type: a class with `from_dataset(split=, dataset_name=, max_length=, root_dir=, from_disk=,
-            num_workers=)`, as `PromptData` and `PairwiseDataset`. Batches are instances of what it returns.
-        device: where the batches are.
-        infinite: whether to return a generator of batches without an end, rather than the `TensorDictReplayBuffer`.
-        prefetch: batches that are read ahead.
+        batch_size: rows per batch.
+        block_size: the sequence length, passed to `from_dataset` as `max_length`.
+        tensorclass_type: the class of batches, with `from_dataset(split=, dataset_name=, max_length=, root_dir=, from_disk=,
+            num_workers=)`, such as `PromptData` or `PairwiseDataset`.
+        device: the device of the batches.
+        infinite: return an endless generator of batches instead of the `TensorDictReplayBuffer`.
+        prefetch: the number of prefetched batches.
 
-    The other arguments are those of `TokenizedDatasetLoader`. ValueError where there are fewer rows than `batch_size`.
+    Other arguments are those of `TokenizedDatasetLoader`. ValueError if the dataset has fewer rows than `batch_size`.
     """
     data = tensorclass_type.from_dataset(
         split=split, dataset_name=dataset_name, max_length=block_size, root_dir=root_dir, from_disk=from_disk,
@@ -196,5 +196,5 @@ def get_dataloader(
 
 
 def _name(given: Any) -> str | None:
-    """The name of a class or function, the same in every process."""
+    """The name of a class or function, equal in all processes."""
     return None if given is None else getattr(given, "__qualname__", type(given).__qualname__)

@@ -1,4 +1,4 @@
-"""The coefficient of the KL penalty: constant, or adapted to a target."""
+"""Controllers of the KL penalty coefficient: constant, or adaptive."""
 
 import abc
 import math
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class KLControllerBase(abc.ABC):
-    """The coefficient of a penalty, `coef`, which is also written to `kl_coef` of a model where one is given.
+    """Base class of controllers of the KL coefficient `coef`, which is mirrored to `model.kl_coef` if a model is given.
 
-    AttributeError for a model without that attribute.
+    AttributeError for a model without `kl_coef`.
     """
 
     def __init__(self, coef: float | None, model: Any) -> None:
@@ -28,7 +28,7 @@ class KLControllerBase(abc.ABC):
 
     @abc.abstractmethod
     def update(self, kl_values: Sequence[float | Tensor] | Tensor | None = None) -> float:
-        """The coefficient after these values: mean rewards of the KL penalty, that is -coef * KL, one a rollout."""
+        """Update and return the coefficient, given the mean KL reward (-coef * KL) of each rollout."""
 
     def _set(self, coef: float) -> float:
         self.coef = coef
@@ -38,7 +38,7 @@ class KLControllerBase(abc.ABC):
 
 
 class ConstantKLController(KLControllerBase):
-    """A coefficient that stays what it is: `kl_coef`, by default that of the model; ValueError where neither is given."""
+    """A constant coefficient: `kl_coef`, by default that of the model. ValueError if neither is given."""
 
     def __init__(self, *, kl_coef: float | None = None, model: Any = None) -> None:
         super().__init__(kl_coef, model)
@@ -48,12 +48,12 @@ class ConstantKLController(KLControllerBase):
 
 
 class AdaptiveKLController(KLControllerBase):
-    """A coefficient that grows while the KL divergence is above `target` and shrinks below it (arXiv:1909.08593, 2.2).
+    """A coefficient that grows while the KL divergence exceeds `target`, and shrinks below it (arXiv:1909.08593, 2.2).
 
     With n values of mean m, `coef *= 1 + clip(-m / coef / target - 1, -0.2, 0.2) * n / horizon`.
 
-    ValueError where `init_kl_coef`, `target` or `horizon` is not above 0; in `update` where values are missing or not
-    finite, or so many that the coefficient would not stay positive: it is then unchanged.
+    ValueError unless `init_kl_coef`, `target` and `horizon` are positive. `update` raises ValueError for missing or
+    non-finite values, or so many that the coefficient would not stay positive; it is then unchanged.
     """
 
     def __init__(self, *, init_kl_coef: float, target: float, horizon: int, model: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""A dataset as memory-mapped tensors, in a folder that is there as a whole or not at all."""
+"""Atomic folders of memory-mapped tensors."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from interop.data.numbers import whole
 from interop.shared.folder import reserve_again
 from interop.shared.published_folder import RECORD, publish
 
-_ROWS = 4096  # of a dataset that are in memory at once
+_ROWS = 4096  # rows of a dataset in memory at once
 
 
 def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> TensorDictBase:
-    """The memory-mapped tensors of a folder, made first by `make(scratch)`, see `publish`.
+    """The memory-mapped tensors of a folder. Creates them by `make(scratch)` if missing, see `publish`.
 
     A folder without a record is incomplete and is replaced.
     """
@@ -29,7 +29,7 @@ def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path],
 
 
 def _refuse_objects(folder: Path) -> None:
-    """ValueError for files of other things than tensors, which would be unpickled, or classes that would be imported."""
+    """ValueError for non-tensor files, whose load would unpickle values or import classes."""
     for path in folder.rglob("*"):
         is_tensor = path.suffix == ".memmap" or path.is_dir() or path == folder / RECORD
         if not (is_tensor or (path.name == "meta.json" and json.loads(path.read_bytes())["_type"] == str(TensorDict))):
@@ -41,24 +41,24 @@ def to_memmap(
     dataset: Any, data_dir: str | os.PathLike[str], prefix: NestedKey | None = None,
     features: Sequence[str] | None = None, batch_dims: int = 1, valid_mask_key: str | None = None,
 ) -> TensorDictBase:  # fmt: skip
-    """Columns of a dataset as memory-mapped tensors. Of a `datasets.Dataset` 4,096 rows are in memory at a time.
+    """Write columns of a dataset to memory-mapped tensors, 4,096 rows of a `datasets.Dataset` at a time.
 
     Args:
         dataset: a `datasets.Dataset`, a TensorDict, or a mapping of names to lists or tensors.
-        data_dir: the folder that the files are written to.
-        prefix: the key under which the columns are.
+        data_dir: the folder of the files.
+        prefix: the key of the TensorDict that holds the columns.
         features: the columns, by default all.
-        batch_dims: leading dims of the columns that are their batch size.
-        valid_mask_key: a column of bools; only rows where it is True are kept.
+        batch_dims: the number of batch dims of the columns.
+        valid_mask_key: a column of bools; rows with False are dropped.
 
     Returns:
-        A TensorDict of batch size [] with the columns under `prefix`; without a prefix the columns themselves.
+        A TensorDict of batch size [] with the columns under `prefix`; without a prefix, the columns themselves.
 
     Raises:
         KeyError: a column is missing.
-        ValueError: `batch_dims` is below 1, rows of a column differ in shape or columns in length, a column is not of
-            numbers or has None among integers, or no row is left.
-        OSError: the disk has no room for the tensors.
+        ValueError: `batch_dims` is below 1, rows of a column differ in shape or columns in length, a column has
+                non-numbers or None among integers, or no row is left.
+        OSError: the disk is too small for the tensors.
     """
     known = [*dataset.keys()] if isinstance(dataset, Mapping | TensorDictBase) else [*dataset.features]
     features = known if features is None else [*features]
@@ -86,7 +86,7 @@ def to_memmap(
             like.auto_batch_size_(batch_dims)
             out = (TensorDict({path: like}) if path else like).memmap_like(os.fspath(data_dir))
             for file in Path(data_dir).rglob("*.memmap"):
-                reserve_again(file)  # a write to a sparse file on a full disk would kill the process
+                reserve_again(file)  # writing to a sparse file on a full disk kills the process
         if shapes != first:
             raise ValueError(f"the rows of a column differ in shape, there are {first} and {shapes}: pad them")
         rows = rows[kept[start : start + _ROWS]].auto_batch_size_(batch_dims)
@@ -96,7 +96,7 @@ def to_memmap(
 
 
 def _columns(dataset: Any, features: Sequence[NestedKey]) -> Any:
-    """A sequence of rows: has a length, and slices."""
+    """The dataset as a sliceable sequence of rows."""
     if isinstance(dataset, TensorDictBase):
         return dataset.select(*features)
     if isinstance(dataset, Mapping):

@@ -1,4 +1,4 @@
-"""Prompts with their completions."""
+"""Tokenized prompts with labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from interop.llm.tokenizers import PromptTensorDictTokenizer
 
 __all__ = ["PromptData", "PromptTensorDictTokenizer"]
 
-END_OF_TEXT = 50256  # of GPT-2
+END_OF_TEXT = 50256  # GPT-2
 
 
 class PromptData(TensorClass):
@@ -30,10 +30,10 @@ class PromptData(TensorClass):
     loss: Tensor | None = None
 
     def mask_label(self, pad_token_id: int = END_OF_TEXT) -> PromptData:
-        """The prompts alone: tokens from position `prompt_rindex` on become `pad_token_id`, their mask 0.
+        """Mask the labels: tokens from position `prompt_rindex` on become `pad_token_id`, with attention mask 0.
 
-        The token at `prompt_rindex`, the last one of a prompt, is replaced too, as in torchrl. Labels and logits are
-        dropped; the batch size is [].
+        As in torchrl, this includes the last prompt token, at `prompt_rindex`. Labels and logits are dropped; the batch
+        size is [].
         """
         kept = torch.arange(self.input_ids.shape[-1], device=self.input_ids.device) < self.prompt_rindex.unsqueeze(-1)
         return PromptData(
@@ -50,9 +50,9 @@ class PromptData(TensorClass):
         from_disk: bool = False, num_workers: int | None = None, *, tokenizer_class: type | None = None,
         tokenizer_model_name: str | None = None,
     ) -> PromptData:  # fmt: skip
-        """The prompts of a dataset with columns "prompt" and "label", memory-mapped; labels are the input ids.
+        """Load a memory-mapped dataset with columns "prompt" and "label". `labels` are the input ids.
 
-        Arguments are those of `TokenizedDatasetLoader`; the dataset is "CarperAI/openai_summarize_tldr" by default.
+        Arguments are those of `TokenizedDatasetLoader`; the default dataset is "CarperAI/openai_summarize_tldr".
         """
         data = TokenizedDatasetLoader(
             split, max_length, dataset_name or "CarperAI/openai_summarize_tldr", PromptTensorDictTokenizer, None,

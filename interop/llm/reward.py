@@ -1,4 +1,4 @@
-"""Completions with rewards, and pairs of a preferred completion and a rejected one."""
+"""Texts with rewards, and pairs of a chosen and a rejected text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from interop.data.optional import required
 from interop.llm.dataset import StrPath, TokenizedDatasetLoader
 from interop.llm.tokenizers import TensorDictTokenizer
 
-_ROWS = 1000  # of a dataset that are read at once
+_ROWS = 1000  # rows of a dataset per read
 
 
 class RewardData(TensorClass):
@@ -24,7 +24,7 @@ class RewardData(TensorClass):
 
 
 class PairwiseDataset(TensorClass):
-    """Pairs of texts, row by row: the one preferred and the one rejected."""
+    """Pairs of texts: the chosen and the rejected one of each row."""
 
     chosen_data: RewardData
     rejected_data: RewardData
@@ -35,10 +35,10 @@ class PairwiseDataset(TensorClass):
         from_disk: bool = False, num_workers: int | None = None, *, tokenizer_class: type | None = None,
         tokenizer_model_name: str | None = None,
     ) -> PairwiseDataset:  # fmt: skip
-        """The pairs of a dataset with columns "prompt", "chosen" and "rejected", memory-mapped, with batch size [pairs].
+        """Load a memory-mapped dataset with columns "prompt", "chosen" and "rejected", batch size [pairs].
 
-        Arguments are those of `TokenizedDatasetLoader`; the dataset is "CarperAI/openai_summarize_comparisons" by
-        default. `pre_tokenization_hook` drops pairs and joins the texts. Nothing is copied.
+        Arguments are those of `TokenizedDatasetLoader`; the default dataset is "CarperAI/openai_summarize_comparisons".
+        `pre_tokenization_hook` filters pairs and joins the texts. Nothing is copied.
         """
         data = TokenizedDatasetLoader(
             split, max_length, dataset_name or "CarperAI/openai_summarize_comparisons", TensorDictTokenizer,
@@ -54,10 +54,10 @@ class PairwiseDataset(TensorClass):
 
 
 def pre_tokenization_hook(dataset: Any, min_length: int = 5) -> Any:
-    """A `datasets.Dataset` of one column, "text": the chosen answers of all pairs, then the rejected ones, as many.
+    """A `datasets.Dataset` with one column, "text": the chosen texts of all pairs, then as many rejected texts.
 
-    Each is `prompt + "\\n" + answer`. Pairs are dropped whose answers are equal, or of which one has fewer than
-    `min_length` words. Where none is left, the dataset has no columns.
+    A text is `prompt + "\\n" + answer`. Pairs with equal answers, or an answer of fewer than `min_length` words, are
+    dropped. If no pair is left, the dataset has no columns.
     """
     chosen, rejected = [], []
     for rows in dataset.iter(batch_size=_ROWS):

@@ -1,4 +1,4 @@
-"""Rollouts of a causal language model: one step for each generated token."""
+"""Rollouts of a causal language model, one step per generated token."""
 
 import collections
 import copy
@@ -20,29 +20,29 @@ from interop.llm.prompt import END_OF_TEXT, PromptData
 class Generation(NamedTuple):
     """The result of `RolloutFromModel.generate`. B prompts of up to T tokens, N new tokens."""
 
-    generated: Tensor  # int64 [B, T + N]: prompt and new tokens, then padding
-    log_probs: Tensor  # float [B, N, 1]: of the new tokens, 0 after the end of the text
-    log_ratio: Tensor  # float [B, N]: log-probability minus that of the reference model, 0 after the end of the text
+    generated: Tensor  # int64 [B, T + N]: prompt, new tokens, padding
+    log_probs: Tensor  # float [B, N, 1]: of the new tokens, 0 after the end of text
+    log_ratio: Tensor  # float [B, N]: log-probability minus that of the reference model, 0 after the end of text
 
 
 class RolloutFromModel:
-    """Samples completions of prompts and scores them, as steps of an environment whose actions are tokens.
+    """Samples and scores completions of prompts, as steps of an environment whose actions are tokens.
 
-    At the end the reward is the score of the completion minus that of the label, clipped, and at each token there is a
-    penalty of `kl_coef * log_ratio`. Nothing is differentiated. Models run in the mode they are in: `eval()` them first.
+    The final reward is the score of the completion minus the score of the label, clipped. Each token has a penalty of
+    `kl_coef * log_ratio`. No gradients are computed. Models run in their current mode: call `eval()` first.
 
     Args:
-        model: a causal language model of `transformers`, or another with its `generate` and a call that returns `.logits`.
-        ref_model: the model it is compared to, on the same or another device.
-        reward_model: called with `input_ids=` and `attention_mask=`, it returns rewards of tokens, which are not used, and
-            scores of whole texts, one each of B.
+        model: a causal language model of `transformers`, or any model with `generate` and a call that returns `.logits`.
+        ref_model: the reference model, on any device.
+        reward_model: called with `input_ids=` and `attention_mask=`; returns per-token rewards, which are ignored, and
+            scores of whole texts, B in all.
         max_new_tokens: N.
-        score_clip: bound of the difference of scores.
-        kl_scheduler: gives the `kl_coef` that `step_scheduler` sets.
-        num_steps: rollouts whose mean penalty is kept for the scheduler; by default all since its last step.
-        eos_token_id: the token that ends a text and pads, by default the class attribute `EOS_TOKEN_ID`, of GPT-2.
+        score_clip: the bound of the score difference.
+        kl_scheduler: computes the `kl_coef` set by `step_scheduler`.
+        num_steps: the number of mean penalties kept for the scheduler; by default all since its last step.
+        eos_token_id: the end-of-text and padding token, by default the class attribute `EOS_TOKEN_ID` (GPT-2).
 
-    ValueError for numbers out of range; in calls, where a prompt is empty, labels are missing, or the model does not know
+    ValueError for numbers out of range. Calls raise it for an empty prompt, missing labels, or a model that does not know
     the end-of-text token.
     """
 
@@ -64,26 +64,25 @@ class RolloutFromModel:
             self.EOS_TOKEN_ID = eos_token_id
 
     def rollout_from_data(self, batch: PromptData) -> TensorDict:
-        """Generate completions and build their steps, as `create_rollout_td` does."""
+        """Generate completions and build their steps with `create_rollout_td`."""
         _labels(batch)
         return self.create_rollout_td(batch, *self.generate(batch))
 
     @torch.no_grad()
     def generate(self, batch: PromptData, generation_config: Any = None) -> Generation:
-        """Complete the prompts, which are masked by `PromptData.mask_label` first.
+        """Generate completions of the prompts, after `PromptData.mask_label`.
 
         Args:
             batch: input_ids [B, T] and prompt_rindex [B].
-            generation_config: a `transformers.GenerationConfig`, whose settings of None are those of the model; by default
-                one that draws from the whole distribution, without warping. Log-probabilities are those of the
-                distribution that is drawn from, after temperature and top-k. N and the end-of-text token are set in a
-                copy of it.
+            generation_config: a `transformers.GenerationConfig`; None settings are those of the model. By default, samples
+                from the full distribution. Log-probabilities are those of the sampled distribution, after temperature and
+                top-k. N and the end-of-text token are set in a copy.
         """
         rindex, (B, T), N, eos = batch.prompt_rindex, batch.input_ids.shape, self.max_new_tokens, self.EOS_TOKEN_ID
         if B == 0 or int(rindex.min()) < 1 or int(rindex.max()) > T:
             raise ValueError(f"prompts need 1 to {T} tokens before prompt_rindex, got {rindex.tolist()}")
         prompts = batch.mask_label(pad_token_id=eos)
-        found = self.model.generate(  # prompts are padded on the left
+        found = self.model.generate(  # with left-padded prompts
             input_ids=_rolled(prompts.input_ids, T - rindex, 1),
             attention_mask=_rolled(prompts.attention_mask, T - rindex, 1),
             generation_config=self._config(generation_config),
@@ -112,16 +111,16 @@ class RolloutFromModel:
     def create_rollout_td(
         self, batch: PromptData, generated: Tensor, log_probs: Tensor, log_ratio: Tensor
     ) -> TensorDict:
-        """The steps of completions: a TensorDict of batch size [B, N], names (None, "time"). O(B * N * (T + N)) memory.
+        """Build the steps of completions: a TensorDict [B, N], names (None, "time"). O(B * N * (T + N)) memory.
 
         - "action": int64 [B, N], the new tokens. "sample_log_prob": float [B, N, 1].
-        - "input_ids": int64, and "attention_mask": bool, [B, N, T + N]: prompt and tokens generated before a step, then
-          padding, which is masked, as is the end-of-text token itself. Under "next": also the token of the step.
-        - "next", "done" and "terminated": bool [B, N, 1]. A text is terminated where it has generated the end-of-text
-          token, but not at the last step, where it is truncated. It is done there, too: twice if it ends early.
+        - "input_ids": int64, and "attention_mask": bool, [B, N, T + N]: the prompt and the tokens generated before the
+          step, then padding. Padding and the end-of-text token are masked. Under "next": with the token of the step.
+        - "next", "done" and "terminated": bool [B, N, 1]. A text is terminated at its end-of-text token, except at the last
+          step. The last step is always done (truncated), so a text that ends early is done twice.
         - "next", "reward", "reward_raw" and "reward_kl": float [B, N, 1]. Raw is the score of the completion minus that of
-          the label, clipped to `score_clip`, where a step is done, else 0; kl is `-kl_coef * log_ratio`; the reward is
-          their sum. The mean of kl is kept for `step_scheduler`.
+          the label, clipped to `score_clip`, at done steps, and 0 elsewhere. kl is `-kl_coef * log_ratio`. The reward is
+          their sum. The mean kl is kept for `step_scheduler`.
         """
         labels, rindex, N = _labels(batch), batch.prompt_rindex, self.max_new_tokens
         device = generated.device
@@ -145,14 +144,14 @@ class RolloutFromModel:
         return TensorDict(step, [*log_ratio.shape], device=device, names=[None, "time"])
 
     def step_scheduler(self) -> None:
-        """Set `kl_coef` by the scheduler, given the mean penalties of the rollouts since the last step; forget these."""
+        """Update `kl_coef` by the scheduler from the mean penalties since the last step, and clear these."""
         if self.kl_scheduler is not None:
             self.kl_coef = self.kl_scheduler.update(list(self._kl_queue))
         self._kl_queue.clear()
 
     @classmethod
     def _padded_right_to_left(cls, tensor: Tensor, *, eos_token_id: int | None = None, dim: int = 1) -> Tensor:
-        """The rows with their trailing end-of-text tokens moved to the front."""
+        """Move trailing end-of-text tokens of each row to its front."""
         eos = cls.EOS_TOKEN_ID if eos_token_id is None else eos_token_id
         return _rolled(tensor, _leading(tensor.flip(dim), eos, dim), dim)
 
@@ -160,7 +159,7 @@ class RolloutFromModel:
     def _padded_left_to_right(
         cls, tensor: Tensor, *, sequence_length: int | None = None, eos_token_id: int | None = None, dim: int = 1
     ) -> Tensor:
-        """The rows with their leading end-of-text tokens moved to the end, and more of them up to `sequence_length`."""
+        """Move leading end-of-text tokens of each row to its end, and pad to `sequence_length`."""
         eos = cls.EOS_TOKEN_ID if eos_token_id is None else eos_token_id
         size = tensor.shape[dim]
         if sequence_length is not None and sequence_length < size:
@@ -175,7 +174,7 @@ class RolloutFromModel:
         return wide.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
     def _config(self, given: Any) -> Any:
-        """A generation config that returns what is needed here."""
+        """A copy of the generation config with the settings needed here."""
         vocabulary = getattr(getattr(self.model, "config", None), "vocab_size", None)
         if vocabulary is not None and vocabulary <= self.EOS_TOKEN_ID:
             raise ValueError(
@@ -189,7 +188,7 @@ class RolloutFromModel:
         return config
 
     def _log_ratio(self, generated: Tensor, rindex: Tensor, action: Tensor, after: Tensor) -> Tensor:
-        """[B, N], of actions under the model and the reference model; 0 `after` the end."""
+        """The log-ratio, [B, N], of actions under the model and the reference model; 0 where `after` is True."""
         B, N = action.shape
         texts = torch.arange(generated.shape[1], device=generated.device) < (rindex + N - after.sum(1)).unsqueeze(-1)
         places = (rindex - 1).unsqueeze(-1) + torch.arange(N, device=generated.device)
@@ -198,7 +197,7 @@ class RolloutFromModel:
         def log_probs(model: Any) -> Tensor:
             device = getattr(model, "device", generated.device)
             logits = model(input_ids=generated.to(device), attention_mask=texts.to(device, torch.int64)).logits
-            needed = logits[rows.to(device), places.to(device)]  # before the softmax over the vocabulary
+            needed = logits[rows.to(device), places.to(device)]  # select before the softmax over the vocabulary
             return self.logprobs_of_labels(needed, action.to(device)).to(generated.device)
 
         return (log_probs(self.model) - log_probs(self.ref_model)).masked_fill(after, 0)
@@ -210,7 +209,7 @@ class RolloutFromModel:
         return scores.reshape(-1)
 
 
-# What is left out here comes from the generation config that the model was saved with.
+# Settings not listed here come from the generation config saved with the model.
 _UNWARPED = {
     "do_sample": True, "num_beams": 1, "num_return_sequences": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
@@ -229,12 +228,12 @@ def _action(generated: Tensor, rindex: Tensor, n: int) -> Tensor:
 
 
 def _leading(tensor: Tensor, value: int, dim: int) -> Tensor:
-    """How many elements are `value` before the first other one, in each row along `dim`."""
+    """The number of leading elements equal to `value` in each row along `dim`."""
     return (tensor == value).int().cumprod(dim).sum(dim)
 
 
 def _rolled(tensor: Tensor, by: Tensor, dim: int) -> Tensor:
-    """Each row along `dim` rolled by a number of its own."""
+    """Roll each row along `dim` by its own amount."""
     shape = [tensor.shape[dim] if each == dim % tensor.ndim else 1 for each in range(tensor.ndim)]
     places = torch.arange(tensor.shape[dim], device=tensor.device).reshape(shape)
     return tensor.gather(dim, ((places - by.unsqueeze(dim)) % tensor.shape[dim]).expand_as(tensor))

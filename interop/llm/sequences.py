@@ -14,7 +14,7 @@ Class = TypeVar("Class")
 
 
 def _with_lists(cls: Class) -> Class:
-    """With a batch size a list is one value for each row; without, it is one value."""
+    """Class decorator: with a batch size, a list holds one value per row; without, it is one value."""
     plain: Any = cls.set  # type: ignore[attr-defined]
 
     def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ def _rows(key: str, values: Any, size: Size) -> Any:
     if isinstance(values, str) or len(values) != size[0]:
         count = 1 if isinstance(values, str) else len(values)
         raise ValueError(f"{key} has {count} values for a batch of size {list(size)}: give one a row, in nested lists")
-    if not values:  # tensordict stacks no empty list
+    if not values:  # tensordict cannot stack an empty list
         return NonTensorData([], batch_size=size)
     if len(size) == 1:
         return NonTensorStack(*map(NonTensorData, values))
@@ -47,8 +47,8 @@ def _rows(key: str, values: Any, size: Size) -> Any:
 class LLMInput:
     """The input of a language model.
 
-    - tokens: int64 [*B, T], the prompts. attention_mask: of that shape.
-    - token_list: a list of lists of tokens, of any lengths, one a prompt. text: a str, or a list of them.
+    - tokens: int64 [*B, T], the prompts. attention_mask: [*B, T].
+    - token_list: a list of tokens per prompt, of any lengths. text: a str, or a list of str.
     """
 
     tokens: Tensor
@@ -63,9 +63,9 @@ class LLMOutput:
     """The output of a language model.
 
     - tokens: int64 [*B, T_in], the prompts. tokens_response: int64 [*B, T_out], the generated tokens.
-    - token_list, tokens_response_list: the same as lists of lists, of any lengths.
+    - token_list, tokens_response_list: the same as lists of lists, without padding.
     - logits: float [*B, T_out, vocabulary]. log_probs: float [*B, T_out], of the generated tokens.
-    - text: the generated text, a str or a list of them.
+    - text: the generated text, a str or a list of str.
     """
 
     tokens: Tensor
@@ -78,10 +78,11 @@ class LLMOutput:
 
     @classmethod
     def from_vllm_output(cls: Any, vllm_output: Any, *, pad_token_id: int = 0) -> LLMOutput:
-        """From a `RequestOutput` of vLLM or several, with batch size [R]: one row for each of their completions.
+        """Convert one or several `RequestOutput`s of vLLM, with batch size [R]: one row per completion.
 
-        Tokens are padded on the right by `pad_token_id`, log-probabilities, where all completions have them, by 0; the
-        lists have the tokens alone. ValueError where there is no completion, or a request was not given as tokens or text.
+        Tokens are padded on the right with `pad_token_id`. Log-probabilities are padded with 0, and kept only if all
+        completions have them. The lists have no padding. ValueError if there is no completion, or a request has neither
+        tokens nor text.
         """
         requests = vllm_output if isinstance(vllm_output, Iterable) else [vllm_output]
         rows = [(request, completion) for request in requests for completion in request.outputs]
@@ -122,9 +123,9 @@ class LLMData:
 
 
 def _log_prob(entry: Any) -> float:
-    return float(getattr(entry, "logprob", entry))  # a number in earlier releases of vLLM
+    return float(getattr(entry, "logprob", entry))  # a float in earlier releases of vLLM
 
 
 def _padded(rows: Sequence[Sequence[float]], value: float, dtype: torch.dtype) -> Tensor:
-    """[rows, longest]."""
+    """Pad rows to a tensor [rows, longest]."""
     return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=value)

@@ -1,4 +1,4 @@
-"""Text to tensors of token ids, by a tokenizer of `transformers` or any callable like one."""
+"""Tokenizers from text to tensors of token ids."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,19 +17,19 @@ class TensorDictTokenizer:
     A call returns int64 tensors of shape [max_length] for a str, [N, max_length] for a list of N; batch size [] or [N].
 
     Args:
-        tokenizer: called as `tokenizer(text, max_length=, padding=, truncation=)`; it returns a mapping of names, among
-            them "input_ids" and "attention_mask", to lists of integers.
-        max_length: the most tokens of a sequence; with `padding="max_length"` the length of each.
-        key: the entry of a sample that holds the text, a str or a list of N.
+        tokenizer: a tokenizer of `transformers`, or a callable `tokenizer(text, max_length=, padding=, truncation=)` that
+            returns a mapping with "input_ids" and "attention_mask" to lists of integers.
+        max_length: the maximum sequence length; with `padding="max_length"`, the length of each sequence.
+        key: the entry of a sample with the text, a str or a list of N str.
         padding: "max_length", "longest" (also True) or False, as in `transformers`.
-        truncation: whether longer sequences are cut to `max_length`.
-        return_tensordict: whether to return a TensorDict, rather than what the tokenizer returned.
-        device: where the tensors of the TensorDict are.
+        truncation: truncate sequences to `max_length`.
+        return_tensordict: return a TensorDict instead of the tokenizer's own result.
+        device: the device of the TensorDict.
 
     Raises:
-        ValueError: at construction, `max_length` is below 1, or there is padding and the tokenizer has no pad token; in
-            a call, a sequence is longer than `max_length` and not truncated, or lengths differ and there is no padding
-            but a TensorDict is asked for.
+        ValueError: at construction, `max_length` is below 1, or padding is enabled and the tokenizer has no pad token. In a
+            call, a sequence exceeds `max_length` without truncation, or lengths differ without padding and a TensorDict is
+            requested.
         KeyError: the sample has no entry `key`.
         TypeError: the entry is neither a str nor a list of str.
     """
@@ -54,8 +54,8 @@ class TensorDictTokenizer:
         return self._as_tensordict(tokens, size) if self.return_tensordict else tokens
 
     def _encoded(self, texts: str | list[str], padding: str | bool) -> Any:
-        """The tokens of texts, at most `max_length` each."""
-        if not texts and not isinstance(texts, str):  # tokenizers differ in what they do with none
+        """Tokenize texts, at most `max_length` tokens each."""
+        if not texts and not isinstance(texts, str):  # tokenizers disagree on empty lists
             return {
                 name: torch.empty(0, self.max_length, dtype=torch.int64) for name in ("input_ids", "attention_mask")
             }
@@ -82,17 +82,17 @@ class TensorDictTokenizer:
 
 
 class PromptTensorDictTokenizer(TensorDictTokenizer):
-    """Tokenizes the prompts of a sample together with their labels, and records where each prompt ends.
+    """Tokenizes prompts together with their labels, and records where each prompt ends.
 
-    A sample has two lists of N str: prompts under `key`, and "label". Prompt and label are joined without a separator.
-    A call returns, with batch size [N]:
+    A sample has two lists of N str: prompts under `key`, and "label". They are joined without a separator. A call returns,
+    with batch size [N]:
 
     - "input_ids", "attention_mask": int64 [N, max_length], of prompt and label.
-    - "prompt_rindex": int64 [N], the position of the last token of the prompt, tokenized alone.
-    - "valid_sample": bool [N], whether the last of the `max_length` tokens is the end-of-text token. Where this is also
-      the pad token, that is whether the whole text has fitted with room to spare.
+    - "prompt_rindex": int64 [N], the position of the last prompt token, with the prompt tokenized alone.
+    - "valid_sample": bool [N], whether the last of the `max_length` tokens is the end-of-text token. If this is also the
+      pad token, it means that the text is shorter than `max_length`.
 
-    Arguments and errors are those of `TensorDictTokenizer`; ValueError also for a tokenizer without an end-of-text token,
+    Arguments and errors are those of `TensorDictTokenizer`. ValueError also for a tokenizer without an end-of-text token,
     or one that pads or truncates on the left.
     """
 

@@ -1,4 +1,4 @@
-"""Hashes of rows, maps from rows of keys to tensordicts, and trees of rollouts built from them."""
+"""Row hashes, maps from tensordict keys to tensordict values, and search trees built from rollouts."""
 
 from interop.maps.binary import BinaryToDecimal
 from interop.maps.forest import MCTSForest

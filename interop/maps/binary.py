@@ -1,20 +1,20 @@
-"""Binary features as numbers."""
+"""Conversion of binary features to decimal numbers."""
 
 import torch
 from torch import Tensor, nn
 
 
 class BinaryToDecimal(nn.Module):
-    """Reads groups of bits, most significant first, as numbers, and sums the numbers of a row.
+    """Decodes groups of bits, most significant bit first, and sums the numbers of each row.
 
-    The result is 1-d, one number for each row of all leading dims; sums of integers are int64. Different rows may have one
-    sum.
+    The result is 1-d, one number per row over all leading dims. Integer sums are int64. Different rows may have equal
+    sums.
 
     Args:
-        num_bits: bits in a group. The last dim of features is a multiple of it.
-        device: of the weights of the bits.
-        dtype: of these weights. ValueError if an integer dtype does not hold them.
-        convert_to_binary: features above 0 count as 1, others as 0. Without it features are 0 or 1 already.
+        num_bits: bits per group. The last dim of the features must be a multiple of it.
+        device: the device of the bit weights.
+        dtype: the dtype of the bit weights. ValueError if an integer dtype overflows.
+        convert_to_binary: convert features above 0 to 1 and others to 0. By default features must be 0 or 1.
     """
 
     bases: Tensor
@@ -36,7 +36,7 @@ class BinaryToDecimal(nn.Module):
         self.register_buffer("bases", bases, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Numbers [rows] of features [..., F]. ValueError where F is no multiple of `num_bits`."""
+        """The numbers, [rows], of features [..., F]. ValueError if F is no multiple of `num_bits`."""
         size = features.shape[-1] if features.ndim else 0
         if not size or size % self.num_bits:
             raise ValueError(f"the last dim must be a multiple of num_bits={self.num_bits}, got {list(features.shape)}")

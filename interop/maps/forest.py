@@ -1,4 +1,4 @@
-"""A set of rollouts that share observations, from which trees are built."""
+"""A store of rollouts with shared observations, and the trees built from it."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Keys = NestedKey | Sequence[NestedKey]
 
 
 class _Keys:
-    """A list of keys as an attribute; a default stands for it until it is set."""
+    """Descriptor for a list of keys with a default."""
 
     def __init__(self, *default: str) -> None:
         self._default = list(default)
@@ -43,27 +43,26 @@ class _Keys:
 
 
 class MCTSForest:
-    """Rollouts stored by observation and action; `get_tree` gives what was seen from an observation on.
+    """Stores rollouts by observation and action. `get_tree` returns the tree below an observation.
 
-    `data_map` has the "next" entries and actions of each distinct pair of observation and action, the last result of each.
-    `node_map` has for each observation the rows of `data_map` that start there. Both exist from the first write on.
+    `data_map` holds the actions and "next" entries of each distinct (observation, action) pair; the last write wins.
+    `node_map` holds, for each observation, the rows of `data_map` that start there. Both are created by the first write.
     Thread-safe.
 
-    Until one of the maps is given or looked at, short rollouts wait to be written in one batch, which is many times as fast.
-    Nothing can be seen of that: they were checked, there is room, and every method writes them before it reads.
-
+    Short rollouts are queued and written in one batch, which is many times faster. Queued steps are already validated, have
+    room, and are written before any read. Queueing ends when a map is passed in or accessed.
     Args:
-        data_map: a `TensorDictMap` from observations and actions; by default one over a `LazyTensorStorage`.
-        node_map: a `NodeMap` of another forest with the same `data_map`, or an empty `TensorDictMap` from observations over
-            a `ListStorage`, into which the entries are written as well, in O(entry).
-        max_size: the largest number of distinct pairs; by default that of the maps given, or 1000.
+        data_map: a `TensorDictMap` keyed by observation and action; by default over a `LazyTensorStorage`.
+        node_map: a `NodeMap` of another forest with the same `data_map`, or an empty `TensorDictMap` keyed by observation
+            over a `ListStorage`. The forest mirrors its entries into the latter, O(entry) per write.
+        max_size: the maximum number of distinct pairs; by default that of the given maps, or 1000.
         done_keys, reward_keys, observation_keys, action_keys: by default ["done", "terminated", "truncated"], ["reward"],
-            ["observation"] and ["action"]. `get_keys_from_env` sets those that were not given.
-        excluded_keys: entries of rollouts and of their "next" that are not stored.
+            ["observation"] and ["action"]. `get_keys_from_env` sets the keys that were not given.
+        excluded_keys: entries, also of "next", that are not stored.
         consolidated: passed to the default storage.
 
     Raises:
-        ValueError: keys of another type; sizes that differ; a `node_map` with entries that is not a `NodeMap`.
+        ValueError: keys of a wrong type, unequal sizes, or a `node_map` with entries that is not a `NodeMap`.
     """
 
     done_keys = _Keys("done", "terminated", "truncated")
@@ -90,9 +89,9 @@ class MCTSForest:
         self.observation_keys, self.action_keys = observation_keys, action_keys
         self.excluded_keys, self.consolidated = excluded_keys, consolidated
         self._data_map, self._lock = data_map, Lock()
-        self._copy: TensorDictMap | None = None  # of the entries of the nodes
+        self._copy: TensorDictMap | None = None  # mirror of the node map
         self._nodes: NodeMap | None = None
-        self.is_shared = bool(data_map or node_map)  # whether the maps are seen from outside: then nothing waits
+        self.is_shared = bool(data_map or node_map)  # whether the maps are visible outside: then nothing is queued
         self._pending: PendingSteps | None = None
         if isinstance(node_map, NodeMap):
             self._nodes = node_map
@@ -110,32 +109,32 @@ class MCTSForest:
 
     @property
     def max_size(self) -> int | None:
-        """The largest number of distinct pairs of observation and action; None before the first write if not given."""
+        """The maximum number of (observation, action) pairs; None before the first write if not given."""
         return self._max_size
 
     @property
     def data_map(self) -> TensorDictMap | None:
-        """From observations and actions to results; None before the first write."""
+        """The map from observations and actions to results; None before the first write."""
         self._share()
         return self._data_map
 
     @property
     def node_map(self) -> TensorMap | None:
-        """From observations to rows of `data_map`; None before the first write."""
+        """The map from observations to rows of `data_map`; None before the first write."""
         self._share()
         return self._copy or self._nodes
 
     def __len__(self) -> int:
-        """The number of distinct pairs of observation and action."""
+        """The number of distinct (observation, action) pairs."""
         with self._lock:
             self._flush()
             return 0 if self._data_map is None else len(self._data_map)
 
     def __bool__(self) -> bool:
-        return True  # a forest without rollouts is one
+        return True  # an empty forest is truthy
 
     def get_keys_from_env(self, env: Any) -> None:
-        """Take the keys that were not given from an environment."""
+        """Set the keys that were not given from an environment."""
         for name in ("reward_keys", "done_keys", "action_keys", "observation_keys"):
             if name not in self.given_keys:
                 setattr(self, name, list(getattr(env, name)))
@@ -143,17 +142,17 @@ class MCTSForest:
     # ------------------------------------------------------------------ writing
 
     def extend(self, rollout: TensorDictBase, *, return_node: bool = False) -> Tree | None:
-        """Store the steps of a rollout in the TED format, [T] or more dims; the rollout is not modified. O(steps).
+        """Store the steps of a rollout in TED format, with at least one batch dim. The rollout is not modified. O(steps).
 
         Args:
-            rollout: has observations, actions and "next"; its other entries outside of "next" are not stored.
-            return_node: return the tree from the first observation.
+            rollout: has observations, actions and "next". Other root entries are not stored.
+            return_node: return the tree below the first observation.
 
         Raises:
             KeyError: an observation or action is missing.
-            ValueError: entries of another shape or dtype than before, a rollout without batch dims, or, with
+            ValueError: an entry's shape or dtype differs from stored steps, the rollout has no batch dim or, with
                 `return_node`, without steps.
-            IndexError: more than `max_size` pairs of observation and action. After an error nothing was stored.
+            IndexError: more than `max_size` pairs. After an error nothing is stored.
         """
         with self._lock:
             if return_node and not rollout.batch_size.numel():
@@ -195,13 +194,13 @@ class MCTSForest:
             self._pending = PendingSteps.like(whole)
 
     def _flush(self) -> None:
-        """Write the steps that wait."""
+        """Write the queued steps."""
         steps = None if self._pending is None else self._pending.take()
         if steps is not None:
             self._write(steps)
 
     def _room(self) -> int:
-        """For how many more pairs there is room at least."""
+        """A lower bound of the number of pairs that still fit."""
         return 0 if self._data_map is None else self._data_map.max_size - len(self._data_map)
 
     def _share(self) -> None:
@@ -221,28 +220,27 @@ class MCTSForest:
     # ------------------------------------------------------------------ reading
 
     def get_child(self, key: TensorDictBase) -> TensorDictBase:
-        """The results of observations and actions, as `data_map[key]`. KeyError for an unknown pair."""
+        """`data_map[key]`: the results of observations and actions. KeyError for an unknown pair."""
         with self._lock:
             data_map, _ = self._written_maps()
             found: TensorDictBase = data_map[key]
             return found
 
     def get_tree(self, root: TensorDictBase, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """The stored steps from an observation on, as a tree. O(steps of the tree), at any depth.
+        """The tree of stored steps below an observation. O(steps of the tree), at any depth.
 
-        Vertices are numbered breadth first, children in the order of their first appearance. A vertex stands for an
-        observation and action: where two vertices lead to one, they share it. Where steps lead back to an earlier
-        observation, a rollout ends before it repeats a step, and an edge is left out by which a vertex would be below
-        itself; `index` still names it.
+        Vertices are numbered breadth first, children by first appearance. A vertex stands for an (observation, action) pair;
+        all its parents share it. If steps lead back to an earlier observation, a rollout ends before it repeats a step. An
+        edge that would close a cycle is left out; `index` still lists it.
 
         Args:
-            root: has the observation, without batch dims or with one element; its other entries are ignored.
-            max_depth: vertices deeper than this below the root get no children; 0: only the root has children.
-            compact: have one vertex for a chain of steps between branches; otherwise one for each step.
+            root: the observation, without batch dims or with one element; other entries are ignored.
+            max_depth: vertices below this depth get no children; with 0 only the root has children.
+            compact: merge each chain of steps between branches into one vertex; otherwise one vertex per step.
 
         Raises:
             KeyError: no step starts at the observation.
-            ValueError: the observation has another shape or dtype than those stored, or there are several.
+            ValueError: the observation differs from stored ones in shape or dtype, or there are several.
         """
         if root.batch_size.numel() != 1:
             raise ValueError(f"the root must be one observation, got a batch of {list(root.batch_size)}: index it")
@@ -257,25 +255,25 @@ class MCTSForest:
         return tree.valid_paths()
 
     def to_string(self, td_root: TensorDictBase, node_format_fn: Callable[[Tree], Any] = node_data_of) -> str:
-        """The tree from an observation as text, see `Tree.to_string`."""
+        """The tree below an observation as text, see `Tree.to_string`."""
         return self.get_tree(td_root).to_string(node_format_fn)
 
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all rollouts as tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        """A copy of all rollouts as tensors and plain values, for `torch.load(weights_only=True)`."""
         with self._lock:
             data_map, nodes = self._written_maps()
             return {"data_map": data_map.state_dict(), "nodes": as_tensors(nodes.saved())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy what `state_dict` gave into a forest built alike. After an error nothing has changed."""
+        """Restore a `state_dict` of a forest with the same configuration. After an error nothing has changed."""
         fields = Fields(state_dict, where := "the state_dict of a forest")
         nodes, values = as_arrays(fields.any("nodes"), self), fields.any("data_map")
         self._restore(nodes, lambda data_map: data_map.load_state_dict(values), where)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save all rollouts in a folder: whole and flushed, or not at all. KeyError for a forest without rollouts.
+        """Save all rollouts to a folder, atomically and flushed to disk. KeyError for an empty forest.
 
         If the process is killed, the folder holds the previous checkpoint or the new one, complete.
         """
@@ -285,10 +283,10 @@ class MCTSForest:
             out.write(described(self, nodes.saved()))
 
     def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
-        """Load what `dumps` saved into a forest built alike, which goes on as the saved one would.
+        """Load a checkpoint of `dumps` into a forest with the same configuration.
 
-        After an error nothing has changed; nothing in the folder is run. FileNotFoundError if there is no checkpoint,
-        `CheckpointCorrupt` for damage, `CheckpointMismatch` for one of something else.
+        After an error nothing has changed. No code in the folder is executed. FileNotFoundError if there is no checkpoint,
+        `CheckpointCorrupt` for damage, `CheckpointMismatch` for a checkpoint of another object.
         """
 
         def use(source: Source) -> None:

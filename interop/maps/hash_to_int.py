@@ -1,4 +1,4 @@
-"""Hash values as consecutive ints."""
+"""Mapping of hash values to consecutive ints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,9 @@ from interop.maps.table import KeyTable
 
 
 class HashToInt(nn.Module):
-    """Numbers hash values from 0, in the order of their first appearance. O(batch).
+    """Numbers hash values from 0, in order of first appearance. O(batch).
 
-    Equal values have one number, whatever was hashed. The `state_dict` has the values in the order of their numbers.
+    Equal values get equal numbers. The `state_dict` holds the values in the order of their numbers.
     """
 
     def __init__(self) -> None:
@@ -24,12 +24,12 @@ class HashToInt(nn.Module):
         return len(self._table)
 
     def __bool__(self) -> bool:
-        return True  # a module without values is one
+        return True  # an empty module is truthy
 
     def forward(self, key: Tensor, extend: bool = False) -> Tensor:
-        """The numbers of integers of any shape: int64 of that shape. With `extend` unknown values get the next numbers.
+        """The numbers, int64, of hash values of any shape. With `extend`, new values get the next numbers.
 
-        Without it every unknown value gets `len(self)`. ValueError for numbers that are not whole.
+        Otherwise each unknown value gets `len(self)`. ValueError for values that are not integers.
         """
         whole = key.detach().to(torch.int64)
         if key.dtype.is_floating_point and not bool((whole == key).all()):
@@ -39,7 +39,7 @@ class HashToInt(nn.Module):
         return torch.from_numpy(numbers).reshape(key.shape).to(key.device)
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Remove all values."""
         self._table.truncate(0)
 
     def get_extra_state(self) -> dict[str, Any]:

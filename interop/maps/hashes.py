@@ -14,13 +14,12 @@ DEFAULT_COMPONENTS = 16
 class SipHash(nn.Module):
     """A 64-bit hash of the bytes of each row, the same in every process and run.
 
-    In spite of its name it is not SipHash but a multilinear hash (Lemire & Kaser 2014, see `hash_rows`), which is fast for
-    whole batches. It is not keyed: it does not withstand rows that are made to collide. Values are not converted: 0.0 and
-    -0.0 have different hashes, and so do equal numbers of different dtypes. bfloat16 is hashed as it is, since a cast to
-    float16 would merge values.
+    Despite its name it is not SipHash but a multilinear hash (Lemire & Kaser 2014, see `hash_rows`), which is fast for
+    batches. It has no key, so it does not resist crafted collisions. Values are not converted: 0.0 and -0.0 have different
+    hashes, and so do equal numbers of different dtypes. bfloat16 is hashed as is; a cast to float16 would merge values.
 
     Args:
-        as_tensor: return int64 hashes. Without it the bytes of the rows are returned, not hashed.
+        as_tensor: return int64 hashes; otherwise the unhashed bytes of the rows.
     """
 
     def __init__(self, as_tensor: bool = True) -> None:
@@ -28,7 +27,7 @@ class SipHash(nn.Module):
         self.as_tensor = as_tensor
 
     def forward(self, x: Tensor) -> Tensor | list[bytes]:
-        """int64 [B] of a tensor [B, ...], on its device; or a list of B bytes objects. TypeError without dims."""
+        """Hash a tensor [B, ...] to int64 [B] on its device, or return a list of B bytes objects. TypeError without dims."""
         if not x.ndim:
             raise TypeError("a tensor without dims has no rows to hash: use x.unsqueeze(0)")
         rows = row_bytes([x], x.shape[:1])
@@ -36,14 +35,14 @@ class SipHash(nn.Module):
 
 
 class RandomProjectionHash(SipHash):
-    """A hash of a random projection of the last dim, rounded: near rows may have one hash.
+    """Hashes a rounded random projection of the last dim, so close rows may have equal hashes.
 
-    The projection is drawn from torch's global generator at the first call or by `fit`. It is part of the `state_dict`:
-    load that to have the same hashes elsewhere. Products are summed in float64, so a row has one hash in every batch.
+    `fit` or the first call draws the projection from torch's global generator. It is part of the `state_dict`: load that
+    to get equal hashes elsewhere. Products are summed in float64, so a row's hash does not depend on its batch.
 
     Args:
-        n_components: dims of the projection.
-        dtype_cast: of the rows, the projection and the result.
+        n_components: the dimension of the projection.
+        dtype_cast: the dtype of rows, projection and result.
         as_tensor: see `SipHash`.
         init_method: fills the projection in place; default `torch.nn.init.normal_`.
     """
@@ -69,18 +68,18 @@ class RandomProjectionHash(SipHash):
 
     @property
     def n_components(self) -> int:
-        """Dims of the projection."""
+        """The dimension of the projection."""
         return self._n_components
 
     def fit(self, x: Tensor) -> None:
-        """Draw the projection for rows like those of x: `transform` [x.shape[-1], n_components]."""
+        """Draw the projection `transform`, [x.shape[-1], n_components]."""
         transform = torch.empty(_with_features(x).shape[-1], self.n_components, dtype=self.dtype_cast, device=x.device)
         with torch.no_grad():
             self.init_method(transform)
         self.transform = transform
 
     def forward(self, x: Tensor) -> Tensor | list[bytes]:
-        """Hashes of the rows of x [B, ..., F]; [B] is taken as [B, 1]. ValueError for another F than that of `fit`."""
+        """Hash the rows of x [B, ..., F]; [B] is treated as [B, 1]. ValueError if F differs from that of `fit`."""
         rows = _with_features(x.detach())
         if self.transform is None:
             self.fit(x)
@@ -97,6 +96,6 @@ def _with_features(x: Tensor) -> Tensor:
 
 
 def _accept_transform(module: RandomProjectionHash, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Copy the projection of a fitted module to one that is not fitted, in either direction."""
+    """Load hook: accept a fitted projection into an unfitted module, and the reverse."""
     found = state_dict.get(f"{prefix}transform")
     module.transform = None if found is None else torch.empty_like(found)

@@ -1,4 +1,4 @@
-"""Dtypes and shapes of the entries that identify rows."""
+"""Dtypes and shapes of key entries."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ Kinds = list[tuple[str, list[int]]]
 
 
 def kinds_of(names: Sequence[NestedKey], data: TensorDictBase, stored: Kinds | None = None) -> Kinds:
-    """The dtype, and the shape in each row, of entries.
+    """The dtype and row shape of each key entry.
 
-    KeyError for a missing entry, TypeError for one that is no tensor, ValueError for another kind than the stored one.
+    KeyError for a missing entry, TypeError for a non-tensor, ValueError if dtype or shape differ from `stored`.
     """
     found: Kinds = []
     for place, name in enumerate(names):

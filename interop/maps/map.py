@@ -1,4 +1,4 @@
-"""Maps from rows of keys to rows of values in a storage."""
+"""Maps from tensordict keys to values in a storage."""
 
 import abc
 import copy
@@ -22,15 +22,15 @@ from interop.storages.storage import Storage
 
 
 class TensorMap(abc.ABC):
-    """The base class of maps from keys to values."""
+    """Base class of maps from keys to values."""
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Forget all keys."""
+        """Remove all keys."""
 
     @abc.abstractmethod
     def __getitem__(self, key: Any) -> Any:
-        """The values of keys. KeyError for unknown ones."""
+        """The values of keys. KeyError for unknown keys."""
 
     @abc.abstractmethod
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -42,26 +42,25 @@ class TensorMap(abc.ABC):
 
     @abc.abstractmethod
     def contains(self, key: Any) -> Tensor:
-        """Whether keys have a value: bool, in their batch size."""
+        """Whether keys have a value: bool, of their batch size."""
 
     def __contains__(self, key: Any) -> bool:
         return bool(self.contains(key))
 
 
 class TensorDictMap(TensorMap):
-    """Rows of values in a storage, by rows of keys. Batches of any size, such as [] or [B, T]. O(batch), thread-safe.
+    """Maps tensordict keys of any batch size, such as [] or [B, T], to values in a storage. O(batch), thread-safe.
 
-    Writing stores `_index` and `_hash` in the tensordict of keys (`query_module.out_keys`); the index is the row of the
-    storage. Of equal keys in a batch the last one wins. After an error, also of the storage, map and keys are as before.
+    A write stores `_index` (the row of the storage) and `_hash` in the tensordict of keys (`query_module.out_keys`). Of
+    equal keys in a batch the last one wins. After an error, also of the storage, map and keys are unchanged.
 
     Args:
-        query_module: numbers the keys. Numbers that it gives elsewhere are rows that this map cannot use.
-        storage: where the values are, for this map alone; its `max_size` is the largest number of keys.
-        collate_fn: makes a batch of what the storage returns for a tensor of rows. Default: lists are stacked.
-        out_keys: the entries of values that are stored; others are ignored. Default: all.
-        write_fn: called as `write_fn(new)` with the values of new keys, and as `write_fn(new, old)` with those of known
-            keys and their stored values; what it returns is stored, and written into the values. Rows with equal keys are
-            passed one after another.
+        query_module: numbers the keys. Rows numbered by other users of the module are lost to this map.
+        storage: the storage of the values, used by this map only. Its `max_size` is the maximum number of keys.
+        collate_fn: makes a batch from the rows read from the storage. Default: lists are stacked.
+        out_keys: the entries of the values to store. Default: all.
+        write_fn: called as `write_fn(new)` for new keys and as `write_fn(new, old)` for known keys, with their stored
+            values. Its result is stored, and written into the values. Equal keys of a batch are merged one after another.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class TensorDictMap(TensorMap):
         self.write_fn = write_fn
         self._out_keys = None if out_keys is None else list(out_keys)
         self._count = 0
-        # By row of the storage: the place in its batch at which the row was written last, -1 for a row without a value.
+        # By row of the storage: the position of its last write in that batch, -1 for a row without a value.
         self._written = np.empty(0, np.int64)
         self._lock = Lock()
 
@@ -97,15 +96,15 @@ class TensorDictMap(TensorMap):
         write_fn: Callable[..., Any] | None = None,
         consolidated: bool | None = None,
     ) -> Self:
-        """An empty map for keys like those of `source` and values like `dest`; `map[source] = dest` writes them.
+        """An empty map for keys like `source` and values like `dest`; fill it by `map[source] = dest`.
 
         Args:
-            source: has the `in_keys`. Without a `hash_module` those with more than 16 features are hashed by
-                `RandomProjectionHash`, others by `SipHash`.
+            source: has the `in_keys`. By default `RandomProjectionHash` hashes keys with more than 16 features, `SipHash`
+                the others.
             dest: the values; not read.
             in_keys, hash_module: see `QueryModule`.
             out_keys, collate_fn, write_fn: see `TensorDictMap`.
-            max_size: of the default storage, a `LazyTensorStorage`.
+            max_size: the size of the default storage, a `LazyTensorStorage`.
             storage_constructor: called without arguments, or with `consolidated` if that is not None.
             consolidated: passed to the constructor of the storage.
         """
@@ -131,7 +130,7 @@ class TensorDictMap(TensorMap):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The entries of values: those given, or of the first stored value. AttributeError while none is stored."""
+        """The given entries of the values, or those of the first stored value. AttributeError before the first write."""
         if self._out_keys is None:
             if not len(self):
                 raise AttributeError("out_keys are known once a value is stored, or given to the constructor")
@@ -140,37 +139,37 @@ class TensorDictMap(TensorMap):
 
     @property
     def index_key(self) -> NestedKey:
-        """The entry of the keys in which a write stores the rows of the storage."""
+        """The entry of the keys into which a write stores the rows of the storage."""
         return self.query_module.index_key
 
     @property
     def max_size(self) -> int:
-        """The largest number of keys."""
+        """The maximum number of keys."""
         return self.storage.max_size
 
     def __len__(self) -> int:
         return self._count
 
     def __bool__(self) -> bool:
-        return True  # a map without keys is one
+        return True  # an empty map is truthy
 
     def clear(self) -> None:
-        """Forget all keys and values; a tensor storage keeps its memory."""
+        """Remove all keys and values. A tensor storage keeps its memory."""
         with self._lock:
             self.storage.empty()
             self.query_module.truncate(0)
             self._written, self._count = self._written[:0], 0
 
     def contains(self, key: TensorDictBase | Tensor | int) -> Tensor:
-        """Whether keys, or rows of the storage, have a value: bool, in their batch size."""
+        """Whether keys, or rows of the storage, have a value: bool, of their batch size."""
         with self._lock:
             rows, batch = self._find(key)
             return torch.from_numpy(self._has(rows)).reshape(batch)
 
     def __getitem__(self, key: TensorDictBase | Tensor | int) -> Any:
-        """The values of keys, in their batch size; keys are not modified. KeyError naming unknown ones.
+        """The values of keys, in their batch size. Keys are not modified. KeyError for unknown keys.
 
-        Integers are rows of the storage, such as those that a write stored in its keys.
+        An integer key is a row of the storage, such as the `_index` stored by a write.
         """
         with self._lock:
             rows, batch = self._find(key)
@@ -184,14 +183,14 @@ class TensorDictMap(TensorMap):
             read = rows if rows.size else np.flatnonzero(self._written >= 0)[:1]
             found = self.collate_fn(self.storage.get(torch.from_numpy(read)))
         if not rows.size:
-            found = torch.stack([found[0]])[:0]  # there is no empty list to stack, and no empty lazy stack
+            found = torch.stack([found[0]])[:0]  # an empty list cannot be stacked
         return found if len(batch) == 1 else found.reshape(batch) if batch else found[0]
 
     def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:
         """Store values under keys of the same batch size.
 
-        IndexError if there is no room for all new keys, ValueError for another batch size, RuntimeError for a locked
-        tensordict of keys, and the errors of `QueryModule.indices` and of the storage. Then nothing is stored.
+        IndexError if the new keys do not fit, ValueError for another batch size, RuntimeError for a locked tensordict of
+        keys, and the errors of `QueryModule.indices` and of the storage. After an error nothing is stored.
         """
         batch, query = key.batch_size, self.query_module
         if value.batch_size[: len(batch)] != batch:
@@ -214,7 +213,7 @@ class TensorDictMap(TensorMap):
         key.set(query.hash_key, hashes)
 
     def _find(self, key: TensorDictBase | Tensor | int) -> tuple[np.ndarray, torch.Size]:
-        """The rows of keys, in one dim, and their batch size."""
+        """The rows of keys, 1-d, and their batch size."""
         if isinstance(key, Tensor | int):
             index = torch.as_tensor(key)
             if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
@@ -231,7 +230,7 @@ class TensorDictMap(TensorMap):
         return in_range & (self._written.take(rows, mode="clip") >= 0)
 
     def _no_value(self, key: TensorDictBase | Tensor | int, places: Sequence[Any], count: int) -> str:
-        """The message for `count` keys of a batch without a value; `places` are the first of them."""
+        """The error text for `count` keys without a value; `places` are the positions of the first ones."""
         found = [tuple(map(int, place)) for place in places]
         if isinstance(key, Tensor | int):
             first: Any = int(torch.as_tensor(key)[found[0]])
@@ -242,7 +241,7 @@ class TensorDictMap(TensorMap):
         )
 
     def _write(self, rows: np.ndarray, new: TensorDictBase) -> TensorDictBase:
-        """Store values at rows. Returns what is stored of each."""
+        """Store values at rows. Returns the stored values."""
         if not rows.size:
             return new
         if rows.min() < 0 or rows.max() >= self.max_size:
@@ -253,7 +252,7 @@ class TensorDictMap(TensorMap):
             longer[: len(self._written)] = self._written
             self._written = longer
         before, order = self._written.take(rows), np.arange(len(rows))
-        self._written[rows] = order  # of equal rows the last one is kept
+        self._written[rows] = order  # of equal rows the last one wins
         last = self._written.take(rows) == order
         kept = order if last.all() else np.flatnonzero(last)
         fresh = before[kept] < 0
@@ -267,27 +266,27 @@ class TensorDictMap(TensorMap):
         return stored
 
     def _store(self, rows: np.ndarray, values: TensorDictBase, places: np.ndarray, *, new: bool) -> None:
-        """Write the values at places, whose rows are all different and all new or all known, into the storage.
+        """Write the values at `places` to the storage. Their rows are distinct, and all new or all known.
 
-        New rows are written as a slice where they follow each other, known ones as edits: both cost a storage less.
+        Consecutive new rows are written as one slice, known rows as edits, which is cheaper for the storage.
         """
         if not places.size:
             return
         if len(places) < len(rows):
-            places = places[np.argsort(rows[places])]  # a list storage appends in the order of its rows
+            places = places[np.argsort(rows[places])]  # a list storage appends in row order
             rows, values = rows[places], _at(values, places)
         start, stop = int(rows[0]), int(rows[-1]) + 1
-        run = stop - start == len(rows) and bool((np.diff(rows) == 1).all())  # as new rows are
+        run = stop - start == len(rows) and bool((np.diff(rows) == 1).all())  # True for new rows
         self.storage.set(slice(start, stop) if run else torch.from_numpy(rows), values, set_cursor=new)
 
     def _merged(self, rows: np.ndarray, new: TensorDictBase) -> TensorDictBase:
-        """The values after `write_fn`; repetitions of a row are merged one after the other."""
+        """The values after `write_fn`; values of equal rows are merged one after another."""
         order = np.argsort(rows, kind="stable")
-        starts = np.flatnonzero(np.diff(rows[order], prepend=-1))  # of runs of equal rows
+        starts = np.flatnonzero(np.diff(rows[order], prepend=-1))  # starts of runs of equal rows
         counts = np.diff(starts, append=len(rows))
         step_of, previous, slot = np.empty((3, len(rows)), np.int64)
-        step_of[order] = np.arange(len(rows)) - np.repeat(starts, counts)  # how often the row came before
-        previous[order[1:]] = order[:-1]  # where it came before, if it did
+        step_of[order] = np.arange(len(rows)) - np.repeat(starts, counts)  # number of previous occurrences of the row
+        previous[order[1:]] = order[:-1]  # position of its previous occurrence
         known = self._has(rows)
         places: list[np.ndarray] = []
         results: list[TensorDictBase] = []
@@ -317,29 +316,29 @@ class TensorDictMap(TensorMap):
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of keys and values, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        """A copy of keys and values as tensors and plain values, for `torch.load(weights_only=True)`."""
         with self._lock:
             query, written = copy.deepcopy(self.query_module.state_dict()), torch.from_numpy(self._written >= 0)
             return {"query": query, "written": written, "storage": self.storage.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy what `state_dict` returned into a map built alike. After an error nothing has changed."""
+        """Restore a `state_dict` of a map with the same configuration. After an error nothing has changed."""
         query, written, stored = (state_dict[name] for name in ("query", "written", "storage"))
         with self._lock:
             self._restoring(query, written, lambda: self.storage.load_state_dict(stored))()
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save keys and values in a folder: whole and flushed, or not at all. `write_fn` and `collate_fn` are not saved."""
+        """Save keys and values to a folder, atomically and flushed to disk. `write_fn` and `collate_fn` are not saved."""
         with Writing(path) as out, self._lock:
-            if self._count:  # a storage that was never written cannot be saved
+            if self._count:  # an uninitialized storage cannot be saved
                 self.storage.dumps(out.folder("storage"))
             query = encode(dict(self.query_module.state_dict()), "the query module")
             out.write(described(self, {"query": query, "written": self._written >= 0}))
 
     def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
-        """Load what `dumps` saved into a map built alike. After an error nothing has changed.
+        """Load a checkpoint of `dumps` into a map with the same configuration. After an error nothing has changed.
 
-        FileNotFoundError without a checkpoint, `CheckpointCorrupt` for damage, `CheckpointMismatch` for another kind.
+        FileNotFoundError if there is none, `CheckpointCorrupt` for damage, `CheckpointMismatch` for one of another object.
         """
 
         def use(source: Source) -> Callable[[], None]:
@@ -354,7 +353,7 @@ class TensorDictMap(TensorMap):
             load(path, use, verify)()
 
     def _restoring(self, query: Mapping[str, Any], written: Tensor, fill: Callable[[], None]) -> Callable[[], None]:
-        """Check the state of a query module; what is returned puts it in, after `fill` has the values."""
+        """Check the state of a query module. Returns a function that commits it after `fill` has loaded the values."""
         copy.deepcopy(self.query_module).load_state_dict(query)
 
         def put() -> None:

@@ -1,4 +1,4 @@
-"""Which steps start at an observation: the graph of a forest."""
+"""The graph of a forest: the steps that start at each observation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,21 +13,20 @@ from interop.maps.kinds import Kinds, kinds_of
 from interop.maps.map import TensorMap
 from interop.maps.table import row_bytes
 
-_NONE = -1  # a row that leads nowhere yet
+_NONE = -1  # a row without a target
 
 
 class NodeMap(TensorMap):
-    """From observations to the rows of a data map that hold the steps from there. Not thread-safe.
+    """Maps observations to the rows of a data map that hold the steps from there. Not thread-safe.
 
-    `node_map[td]` has "_index" (the rows, in the order of their first appearance), "_hash" (the hash of each) and "count"
-    (how many steps from there were written). A batch of observations gives a lazy stack, for their numbers of rows differ.
+    `node_map[td]` has "_index" (the rows, in order of first appearance), "_hash" (the hash of each row) and "count" (the
+    number of written steps). A batch of observations gives a lazy stack, as the numbers of rows differ.
 
-    Each observation is a node, whether steps start there or lead there only. n steps are written in O(n), whatever the nodes
-    hold.
+    Each observation at the start or end of a step is a node. Writing n steps is O(n).
 
     Args:
-        in_keys: the entries that make an observation.
-        identify: gives integers that tell observations apart, in their batch size; by default their bytes do.
+        in_keys: the entries of an observation.
+        identify: maps observations to identifying integers of their batch size; by default their bytes identify them.
     """
 
     def __init__(
@@ -38,12 +37,12 @@ class NodeMap(TensorMap):
         self.clear()
 
     def clear(self) -> None:
-        """Forget all observations. The next ones may be of another shape or dtype."""
-        self._numbers: dict[bytes, int] = {}  # of nodes
-        self._rows: list[dict[int, None]] = []  # by node: the rows that start there, in order
-        self._counts: list[int] = []  # by node
-        self._targets: list[int] = []  # by row: the node that it leads to
-        self._hashes: list[int] = []  # by row
+        """Remove all observations. The next ones may have another shape or dtype."""
+        self._numbers: dict[bytes, int] = {}  # observation -> node
+        self._rows: list[dict[int, None]] = []  # node -> rows that start there, in order
+        self._counts: list[int] = []  # node -> number of written steps
+        self._targets: list[int] = []  # row -> the node at its end
+        self._hashes: list[int] = []  # row -> hash
         self._kinds: Kinds | None = None
 
     def __len__(self) -> int:
@@ -51,12 +50,12 @@ class NodeMap(TensorMap):
         return sum(map(bool, self._rows))
 
     def __bool__(self) -> bool:
-        return True  # a map without observations is one
+        return True  # an empty map is truthy
 
     # ------------------------------------------------------------------ reading
 
     def contains(self, key: TensorDictBase) -> Tensor:
-        """Whether a step starts at each observation: bool, in the batch size."""
+        """Whether a step starts at each observation: bool, of the batch size."""
         found = [node is not None and bool(self._rows[node]) for node in map(self._numbers.get, self._keys_of(key))]
         return torch.tensor(found, dtype=torch.bool).reshape(key.batch_size)
 
@@ -65,7 +64,7 @@ class NodeMap(TensorMap):
         return LazyStackedTensorDict(*found).reshape(key.batch_size) if key.ndim else found[0]
 
     def nodes(self, key: TensorDictBase) -> list[int]:
-        """The nodes of observations, in one dim. KeyError if no step starts at one of them."""
+        """The nodes of observations, as a flat list. KeyError for an observation without steps."""
         nodes = [self._numbers.get(name, _NONE) for name in self._keys_of(key)]
         missing = [place for place, node in enumerate(nodes) if node < 0 or not self._rows[node]]
         if missing:
@@ -81,7 +80,7 @@ class NodeMap(TensorMap):
         return [*self._rows[node]]
 
     def after(self, row: int) -> list[int]:
-        """The rows of the steps that start where a row leads."""
+        """The rows of the steps that follow a row."""
         return [*self._rows[node]] if (node := self._targets[row]) >= 0 else []
 
     def hashes(self, rows: Sequence[int]) -> list[int]:
@@ -96,16 +95,15 @@ class NodeMap(TensorMap):
     # ------------------------------------------------------------------ writing
 
     def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:
-        """Add rows, "_index" with their "_hash", to those of observations. Other entries are ignored."""
+        """Add rows ("_index" and "_hash") to observations. Other entries are ignored."""
         entries = value.unbind(0) if key.ndim else [value]
         for node, each in zip(self._made(self._keys_of(key), key), entries, strict=True):
             self._connect([node] * each["_index"].numel(), each["_index"].flatten(), each["_hash"].flatten())
 
     def prepare(self, before: TensorDictBase, after: TensorDictBase) -> Callable[[Tensor, Tensor], None]:
-        """Check the observations before and after steps. Returns a function that writes their rows and hashes, and does not
-        fail.
+        """Check observations before and after steps. Returns a function that commits rows and hashes, and cannot fail.
 
-        KeyError for a missing entry, ValueError for one of another shape or dtype than before.
+        KeyError for a missing entry, ValueError for a shape or dtype that differs from stored observations.
         """
         keys, next_keys = self._keys_of(before), self._keys_of(after)
         kinds_of(self.in_keys, after, kinds_of(self.in_keys, before))
@@ -120,13 +118,13 @@ class NodeMap(TensorMap):
         return write
 
     def _keys_of(self, key: TensorDictBase) -> list[bytes]:
-        """The keys that identify an observation."""
+        """The bytes that identify each observation."""
         kinds_of(self.in_keys, key, self._kinds)
         tensors = [self._identify(key)] if self._identify else [key.get(name) for name in self.in_keys]
         return _as_bytes(row_bytes(tensors, key.batch_size))
 
     def _made(self, keys: list[bytes], like: TensorDictBase) -> list[int]:
-        """The nodes of observations, made where they are new."""
+        """The nodes of observations; new observations get a node."""
         if keys:
             self._kinds = kinds_of(self.in_keys, like)
         nodes = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
@@ -136,7 +134,7 @@ class NodeMap(TensorMap):
         return nodes
 
     def _connect(self, nodes: Sequence[int], rows: Tensor, hashes: Tensor) -> None:
-        """Append rows to those of nodes, but for those that are in there."""
+        """Append rows to nodes, without duplicates."""
         new = int(rows.max()) + 1 - len(self._targets) if len(rows) else 0
         self._targets += [_NONE] * new
         self._hashes += [0] * new
@@ -147,7 +145,7 @@ class NodeMap(TensorMap):
     # ------------------------------------------------------------------ checkpoints
 
     def saved(self) -> dict[str, Any]:
-        """The graph as a tree of plain values and arrays."""
+        """The state of the graph as plain values and arrays."""
         keys = np.frombuffer(b"".join(self._numbers), np.uint8).reshape(len(self._numbers), -1 if self._numbers else 0)
         pairs = [(node, row) for node, rows in enumerate(self._rows) for row in rows]
         return {
@@ -159,7 +157,7 @@ class NodeMap(TensorMap):
         }
 
     def restoring(self, saved: Any, where: str) -> Callable[[], None]:
-        """Check what `saved` gave. The function that is returned puts it in, and does not fail."""
+        """Check a result of `saved`. Returns a function that commits it, and cannot fail."""
         fields = Fields(saved, where)
         made = NodeMap(self.in_keys, self._identify)
         keys = _as_bytes(np.ascontiguousarray(fields.array("keys", np.uint8, (None, None))))

@@ -1,4 +1,4 @@
-"""Steps that wait to be written in one batch, for a batch costs little more than a single step."""
+"""A queue of steps to write in one batch, as a batch costs little more than a single step."""
 
 import math
 from typing import Self
@@ -14,10 +14,10 @@ _MOST_BYTES = 1 << 22
 
 
 class PendingSteps:
-    """Copies of rollouts [T] that have the layout of the first one, on the CPU.
+    """A queue of copies of rollouts [T] on the CPU, all with the layout of the first one.
 
     Args:
-        layout: of a step.
+        layout: the layout of a step.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -29,7 +29,7 @@ class PendingSteps:
 
     @classmethod
     def like(cls, rollout: TensorDictBase) -> Self | None:
-        """An empty queue for rollouts like one that was written. None if it has entries that are no tensors."""
+        """An empty queue for rollouts like the given, written one; None if it has non-tensor entries."""
         try:
             return cls(Layout.of(rollout, 1))
         except TypeError:
@@ -39,7 +39,7 @@ class PendingSteps:
         return self._length
 
     def add(self, rollout: TensorDictBase, room: int) -> bool:
-        """Copy a rollout. False, without doing so, if it has another layout or exceeds the room for steps."""
+        """Queue a copy of a rollout. Returns False, and queues nothing, if the layout differs or it exceeds `room` steps."""
         if rollout.ndim != 1 or self._length + len(rollout) > min(room, self._most):
             return False
         try:
@@ -53,7 +53,7 @@ class PendingSteps:
         return True
 
     def take(self) -> TensorDictBase | None:
-        """All steps as one rollout, in order, and forget them; None if there are none."""
+        """Remove all steps and return them as one rollout, in order; None if the queue is empty."""
         if not self._waiting:
             return None
         leaves = [torch.cat(column) for column in zip(*self._waiting, strict=True)]

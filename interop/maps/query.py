@@ -18,22 +18,22 @@ HashModule = Callable[[Tensor], Tensor]
 
 
 class QueryModule(TensorDictModuleBase):
-    """Writes an index and a hash of some entries, the keys, into a tensordict of any batch size, such as [] or [B, T].
+    """Writes an index and a hash of the key entries into a tensordict of any batch size, such as [] or [B, T].
 
-    Equal rows of keys have one index, in every call; new rows get the next one, from 0. The bytes of all keys identify a
-    row: two different rows never share an index, whatever their hashes are. The first rows fix shapes and dtypes of keys.
+    Equal rows of keys get equal indices in all calls; new rows get the next index, from 0. A row is identified by the
+    bytes of its keys, so hash collisions never merge rows. The first rows fix shapes and dtypes of the keys.
 
     Args:
-        in_keys: the keys; they are tensors.
-        index_key: where the index goes: int64 in the batch size.
-        hash_key: where the hash goes.
-        hash_module: hashes [B, ...] to [B]. A single module is copied for each key, a list has one for each. Default
-            `SipHash`.
-        hash_to_int: a module, called as `hash_to_int(hash, extend=...)`, whose result is the index instead. It then decides
-            which rows are equal. For unknown rows it returns its number of rows, or more. Default: the bytes decide.
-        aggregator: makes one hash of those of several keys, stacked on the last dim. Default: a copy of the single
+        in_keys: the key entries, which are tensors.
+        index_key: the entry for the index, int64 of the batch size.
+        hash_key: the entry for the hash.
+        hash_module: hashes [B, ...] to [B]. A single module is copied for each key; a list has one module per key.
+            Default `SipHash`.
+        hash_to_int: a module called as `hash_to_int(hash, extend=...)` that returns the index, so that it decides which
+            rows are equal. For unknown rows it returns its number of rows, or more. Default: compare the bytes.
+        aggregator: combines the hashes of several keys, stacked on the last dim, into one. Default: a copy of the single
             `hash_module`, or `SipHash`.
-        clone: write into a shallow copy and return that.
+        clone: write into a shallow copy, and return it.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class QueryModule(TensorDictModuleBase):
     def forward(
         self, tensordict: TensorDictBase, *, extend: bool = True, write_hash: bool = True, clone: bool | None = None
     ) -> TensorDictBase:
-        """The tensordict with index and hash. With `extend` new rows are stored; else they get the index `size`, or more.
+        """Write index and hash. With `extend`, new rows are stored; otherwise their index is `size` or more.
 
-        RuntimeError for a locked tensordict, and the errors of `indices`: then no row was stored.
+        RuntimeError for a locked tensordict, and the errors of `indices`. After an error no row is stored.
         """
         out = tensordict.copy() if (self.clone if clone is None else clone) else tensordict
         if out.is_locked:
@@ -88,7 +88,7 @@ class QueryModule(TensorDictModuleBase):
         return out
 
     def hashes(self, tensordict: TensorDictBase) -> Tensor:
-        """A hash of each row, in the batch size. Nothing is stored."""
+        """The hash of each row, in the batch size. Nothing is stored."""
         batch = tensordict.batch_size
         rows = [tensor.reshape(batch.numel(), *tensor.shape[len(batch) :]) for tensor in self._keys_of(tensordict)]
         hashes = [_checked(module, row) for module, row in zip(self.hash_module.values(), rows, strict=True)]
@@ -98,8 +98,8 @@ class QueryModule(TensorDictModuleBase):
     def indices(self, tensordict: TensorDictBase, *, extend: bool = False, limit: int | None = None) -> Tensor:
         """The index of each row: int64 in the batch size, on the CPU. O(batch).
 
-        KeyError for a missing key, TypeError for one that is no tensor, ValueError for one of another shape or dtype than
-        before. IndexError if more than `limit` rows would be stored. Then no row was stored.
+        KeyError for a missing key, TypeError for a non-tensor, ValueError if shape or dtype differ from stored rows.
+        IndexError if more than `limit` rows would be stored. After an error no row is stored.
         """
         batch, keys = tensordict.batch_size, self._keys_of(tensordict)
         if self.hash_to_int is not None:
@@ -113,11 +113,11 @@ class QueryModule(TensorDictModuleBase):
 
     @property
     def size(self) -> int:
-        """The number of stored rows; 0 with a `hash_to_int` of the user's."""
+        """The number of stored rows; 0 with a user's `hash_to_int`."""
         return len(self._table)
 
     def truncate(self, size: int) -> None:
-        """Forget the rows from index `size` on. At size 0 also those of a `HashToInt`. O(size)."""
+        """Remove the rows from index `size` on; at size 0 also the values of a `HashToInt`. O(size)."""
         self._table.truncate(size)
         if not len(self._table):
             self._kinds = None
@@ -132,13 +132,13 @@ class QueryModule(TensorDictModuleBase):
         self._table, self._kinds = KeyTable.of(state["keys"].numpy(force=True)), kinds
 
     def _keys_of(self, tensordict: TensorDictBase) -> list[Tensor]:
-        """The keys, checked."""
+        """The validated key tensors."""
         kinds_of(self.in_keys, tensordict, self._kinds)
         return [tensordict.get(key) for key in self.in_keys]
 
 
 def _checked(module: HashModule, rows: Tensor) -> Tensor:
-    """The hashes of rows. TypeError or ValueError where a module does not give one for each row."""
+    """Hash rows. TypeError or ValueError unless the module returns one hash per row."""
     hashes = module(rows)
     if not isinstance(hashes, Tensor):
         raise TypeError(f"{type(module).__name__} must return a tensor of hashes, got {type(hashes).__name__}")

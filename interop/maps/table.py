@@ -1,4 +1,4 @@
-"""A hash table from rows of bytes to consecutive ints, for whole batches of rows."""
+"""A batched hash table from rows of bytes to consecutive ints."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -9,27 +9,27 @@ from torch import Tensor
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HIGH = np.uint64(32)
-_LONGEST = 2**32 - 2  # rows that an entry of 32 bits can number
+_LONGEST = 2**32 - 2  # row numbers that fit in 32 bits
 
 
 class KeyTable:
-    """Numbers distinct rows of bytes from 0, in the order of their first appearance. In host memory, not thread-safe.
+    """Numbers distinct rows of bytes from 0, in order of first appearance. In host memory, not thread-safe.
 
-    Open addressing with triangular probing, at most a third full. An entry holds half of a row's hash and its number. Rows
-    whose hashes agree are compared in full, so no two different rows share a number. Each step of a lookup handles all rows
-    of the batch that are not resolved yet: O(batch) in total, in about log(batch) steps. The first batch sets the width of
-    all rows. Of a large table it finds thousands of rows many times as fast as a dict of bytes; a single row is slower.
+    Open addressing with triangular probing, at most a third full. An entry holds half of the row's hash and its number.
+    Rows with equal hashes are compared in full, so different rows never share a number. Each probing step handles all
+    unresolved rows of the batch: O(batch) in total, in about log(batch) steps. The first batch fixes the width of rows. In
+    a large table, lookups of thousands of rows are many times faster than a dict of bytes; a single row is slower.
     """
 
     def __init__(self) -> None:
-        self._width: int | None = None  # bytes of a row
+        self._width: int | None = None  # bytes per row
         self._size = 0
-        self._entries = np.zeros(16, np.uint64)  # high half: of the hash; low half: number + 1; 0 is empty
-        self._words = np.empty((0, 1), np.uint64)  # [allocated, words of a row]
+        self._entries = np.zeros(16, np.uint64)  # high half: half of the hash; low half: number + 1; 0: empty
+        self._words = np.empty((0, 1), np.uint64)  # [allocated, words per row]
 
     @classmethod
     def of(cls, keys: np.ndarray) -> Self:
-        """A table of the `keys` of another one. ValueError where they repeat each other."""
+        """A table with the `keys` of another one. ValueError for duplicate keys."""
         made = cls()
         made.insert(np.ascontiguousarray(keys))
         if len(made) != len(keys):
@@ -47,14 +47,14 @@ class KeyTable:
         return rows
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The numbers of rows uint8 [B, W]: int64 [B], `len(self)` for a row that is not stored."""
+        """Look up rows uint8 [B, W]. Returns their numbers, int64 [B]; `len(self)` for an unknown row."""
         words = self._words_of(keys)
         return self._find(words, _hash_words(words, keys.shape[1]))
 
     def insert(self, keys: np.ndarray, limit: int | None = None) -> np.ndarray:
-        """The numbers of rows uint8 [B, W]: int64 [B]. New rows are stored; equal rows of a batch get one number.
+        """Look up rows uint8 [B, W], and store new ones. Returns their numbers, int64 [B].
 
-        IndexError if more rows than `limit`, or 2**32 - 2, would be stored; then none is.
+        IndexError if more rows than `limit`, or 2**32 - 2, would be stored; then no row is stored.
         """
         words = self._words_of(keys)
         hashes = _hash_words(words, keys.shape[1])
@@ -66,7 +66,7 @@ class KeyTable:
         return numbers
 
     def truncate(self, size: int) -> None:
-        """Forget all rows but the first `size`; after none is left, rows may have another width. O(size)."""
+        """Remove all rows but the first `size`. At size 0 the width may change. O(size)."""
         self._size = min(size, self._size)
         self._width = self._width if self._size else None
         self._resize(self._size, self._words.shape[1])
@@ -80,7 +80,7 @@ class KeyTable:
 
     def _find(self, words: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         numbers = np.full(len(words), self._size)
-        rows = np.arange(len(words)) if self._size else numbers[:0]  # not resolved yet
+        rows = np.arange(len(words)) if self._size else numbers[:0]  # unresolved
         places, marks = self._starts(hashes[: len(rows)]), _entry(hashes[: len(rows)], -1)
         step = 0
         while rows.size:
@@ -96,9 +96,9 @@ class KeyTable:
         return numbers
 
     def _append(self, words: np.ndarray, hashes: np.ndarray, limit: int) -> np.ndarray:
-        """Store rows of which none is stored; they may repeat each other. Their numbers."""
+        """Store new rows, which may have duplicates. Returns their numbers."""
         _, first, owners = np.unique(hashes, return_index=True, return_inverse=True)
-        if not _equal(words[first[owners]], words).all():  # different rows have one hash
+        if not _equal(words[first[owners]], words).all():  # hash collision of different rows
             _, first, owners = np.unique(words, axis=0, return_index=True, return_inverse=True)
         order = np.argsort(first)
         stop = self._size + len(first)
@@ -117,7 +117,7 @@ class KeyTable:
         return numbers[owners.reshape(-1)]
 
     def _resize(self, size: int, width: int) -> None:
-        """Make room for `size` rows of `width` words; only stored rows keep their entries."""
+        """Make room for `size` rows of `width` words; stored rows keep their entries."""
         length = 1 << max(4, (3 * size).bit_length())
         kept = self._words[: self._size]
         self._entries = np.zeros(length, np.uint64)
@@ -127,7 +127,7 @@ class KeyTable:
             self._place(_hash_words(kept, self._width or 0), 0)
 
     def _place(self, hashes: np.ndarray, start: int) -> None:
-        """Give numbers from `start` on free entries. Of those that reach one in the same step the last takes it."""
+        """Assign entries to numbers from `start` on. If several reach an entry in one step, the last one gets it."""
         entries, places = _entry(hashes, np.arange(start, start + len(hashes))), self._starts(hashes)
         step = 0
         while entries.size:
@@ -145,7 +145,7 @@ class KeyTable:
 
 
 def row_bytes(tensors: Sequence[Tensor], batch: torch.Size) -> np.ndarray:
-    """The bytes of each row of several tensors side by side: uint8 [B, W], the batch dims flattened.
+    """Concatenate the bytes of each row of several tensors: uint8 [B, W], the batch dims flattened.
 
     Values are not converted: 0.0 and -0.0, or 1 and 1.0, differ. A single contiguous tensor on the CPU is not copied.
     """
@@ -156,7 +156,7 @@ def row_bytes(tensors: Sequence[Tensor], batch: torch.Size) -> np.ndarray:
             raise ValueError(f"a key of shape {list(tensor.shape)} does not have the batch dims {list(batch)}")
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         features = flat.numel() // count if count else flat.shape[len(batch) :].numel()
-        flat = flat.as_strided((flat.numel(),), (1,))  # a single element keeps whatever stride it had
+        flat = flat.as_strided((flat.numel(),), (1,))  # a single element may have any stride
         parts.append(flat.view(torch.uint8).numpy().reshape(count, features * flat.element_size()))
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -164,9 +164,9 @@ def row_bytes(tensors: Sequence[Tensor], batch: torch.Size) -> np.ndarray:
 def hash_rows(rows: np.ndarray) -> np.ndarray:
     """A 64-bit hash of each row of uint8 [B, W]: int64 [B], the same in every process. O(bytes).
 
-    Each half is a multilinear hash of the 32-bit words of a row and its length with fixed random multipliers of 64 bits
-    (Lemire & Kaser 2014, "Strongly universal string hashing is fast", arXiv:1202.4961). Different rows collide with a chance
-    of 2^-64. It is not keyed: who knows the multipliers can make rows that collide.
+    Each half is a multilinear hash of the row's 32-bit words and length, with fixed random 64-bit multipliers (Lemire &
+    Kaser 2014, "Strongly universal string hashing is fast", arXiv:1202.4961). Different rows collide with probability
+    2^-64. The hash has no key: with known multipliers, collisions can be crafted.
     """
     return _hash_words(_as_words(rows), rows.shape[1])
 
@@ -181,14 +181,14 @@ _known: dict[int, np.ndarray] = {}
 
 
 def _multipliers(count: int) -> np.ndarray:
-    """uint64 [2, count]: the same for every process; NumPy keeps the streams of its bit generators."""
+    """uint64 [2, count], equal in every process: NumPy keeps the streams of its bit generators stable."""
     if count not in _known:
         _known[count] = np.ascontiguousarray(np.random.PCG64(0x5EED).random_raw(2 * count).reshape(count, 2).T)
     return _known[count]
 
 
 def _as_words(rows: np.ndarray) -> np.ndarray:
-    """Rows of bytes as uint64 [B, at least 1], padded with zeros. A view where the width allows."""
+    """Rows of bytes as uint64 [B, at least 1], padded with zeros. A view if the width allows."""
     B, W = rows.shape
     words = max(1, -(-W // 8))
     if 8 * words == W and rows.flags.c_contiguous:
@@ -199,7 +199,7 @@ def _as_words(rows: np.ndarray) -> np.ndarray:
 
 
 def _equal(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Whether rows of words are equal. A copy is reduced over its first axis, five times as fast as over the last."""
+    """Compare rows of words. Reducing a transposed copy over axis 0 is five times faster than over the last axis."""
     return np.logical_and.reduce((some == others).T.copy(), axis=0)
 
 

@@ -1,4 +1,4 @@
-"""A tree of rollouts: each vertex holds the steps that lead to it and a stack of the vertices after it."""
+"""A tree of rollouts. A vertex holds the steps that lead to it, and a stack of its children."""
 
 import weakref
 from collections import deque
@@ -22,7 +22,7 @@ def node_data_of(vertex: "Tree") -> dict[str, Any]:
 
 
 def _of_specs(*key: str) -> property:
-    """An entry of `specs`."""
+    """A property that reads an entry of `specs`."""
 
     def read(tree: "Tree") -> Any:
         if tree.specs is None:
@@ -33,7 +33,7 @@ def _of_specs(*key: str) -> property:
 
 
 class Parents:
-    """Weak references to the vertices above one, and what is above each. Copies share them, pickling drops them."""
+    """Weak references to the parents of a vertex, and to their own `Parents`. Copies share them, pickling drops them."""
 
     def __init__(self) -> None:
         self._links: list[tuple[weakref.ref[TensorDictBase], Parents | None]] = []
@@ -45,24 +45,24 @@ class Parents:
         return self
 
     def add(self, vertex: TensorDictBase, above: "Parents | None") -> "Parents":
-        """Refer to one more vertex, and to what is above it."""
+        """Add a reference to a parent and its `Parents`."""
         self._links.append((weakref.ref(vertex), above))
         return self
 
     def alive(self) -> list[tuple[TensorDictBase, "Parents | None"]]:
-        """The vertices that were not deleted since, and what is above them."""
+        """The parents that still exist, with their `Parents`."""
         return [(vertex, above) for link, above in self._links if (vertex := link()) is not None]
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """The distinct vertices below a root in breadth-first order, and the positions of the children of each."""
+    """The distinct vertices below a root in breadth-first order, and the positions of their children."""
 
     vertices: list["Tree"]
     children: list[list[int]]
 
     def unrolled(self) -> list[tuple[int, int, int]]:
-        """Each way from the root to a vertex, breadth first: vertex, position of the previous way, number of the child."""
+        """All paths from the root, breadth first, as (vertex, position of the previous path, number of the child)."""
         ways = [(0, -1, -1)]
         for at, (vertex, _, _) in enumerate(ways):  # grows while it is read
             ways += [(child, at, number) for number, child in enumerate(self.children[vertex])]
@@ -70,22 +70,22 @@ class _Graph:
 
 
 class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, not a type
-    """A vertex and, in `subtree`, all vertices below it. A tensorclass: fields are assigned, `clone` and `to` are those.
+    """A vertex and, in `subtree`, all vertices below it. A tensorclass: supports field assignment, `clone` and `to`.
 
-    `MCTSForest.get_tree` builds trees; `make_node` and assigning `subtree` build them by hand. A vertex that several others
-    lead to is one vertex with several parents. No vertex is below itself. Methods are O(edges), but for those that follow
-    paths. `clone`, `to` and saving recurse into `subtree`, so trees deeper than Python's recursion limit cannot take them.
+    `MCTSForest.get_tree` builds trees; build them by hand with `make_node` and assignments to `subtree`. A vertex may have
+    several parents. Cycles are not allowed. Methods are O(edges), except those that follow paths. `clone`, `to` and saving
+    recurse into `subtree`, so they fail for trees deeper than Python's recursion limit.
 
     Args:
-        count: how often the vertex was visited.
-        wins: the sum of what was won below it.
-        index: rows of the forest's data map that hold the steps from this vertex, None where no step is known.
-        hash: of the observation and action that lead to it, None for a root.
-        node_id: the number of the vertex in breadth-first order, 0 for the root.
-        rollout: the steps that lead to the vertex, in the TED format, [steps]; None where there are none.
+        count: the number of visits.
+        wins: the sum of rewards below it.
+        index: rows of the forest's data map with the steps from this vertex; None without steps.
+        hash: the hash of the observation and action that lead to it; None for a root.
+        node_id: the number in breadth-first order, 0 for the root.
+        rollout: the steps that lead to the vertex, in TED format, [steps]; None without steps.
         node_data: the observation of the vertex.
-        subtree: the vertices below it, stacked; None for a leaf.
-        specs: what `env.specs` gives; the properties `full_*_spec` read it.
+        subtree: the children, stacked; None for a leaf.
+        specs: `env.specs`, read by the properties `full_*_spec`.
     """
 
     count: Tensor | int | None = None
@@ -109,7 +109,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
             object.__setattr__(self, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The vertices of a built tree are views of the same memory, all of which would be pickled with each of them.
+        # The vertices of a built tree are views of shared memory, which would be pickled in full with each vertex.
         vertex = self.reshape(-1)[0] if self.ndim and self.numel() else self
         leaves = () if vertex.node_data is None else vertex.node_data.values(True, True)
         is_view = any(isinstance(leaf, Tensor) and leaf.untyped_storage().nbytes() > leaf.nbytes for leaf in leaves)
@@ -122,7 +122,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
     def make_node(
         cls, data: TensorDictBase, *, device: Any = None, batch_size: Any = None, specs: Composite | None = None
     ) -> Self:
-        """A vertex of a tensordict: an observation, or steps in the TED format that lead to a single child."""
+        """Make a vertex from an observation, or from steps in TED format that lead to a single child."""
         rollout = subtree = None
         if "next" in data:
             rollout = data if data.ndim else data.unsqueeze(0)
@@ -171,7 +171,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
 
     @property
     def selected_actions(self) -> Tensor | None:
-        """The first actions of the rollouts of the children, stacked; None for a leaf, or where a child has no rollout."""
+        """The first actions of the children's rollouts, stacked; None for a leaf, or if a child has no rollout."""
         actions = [child.branching_action for child in self.children()]
         found = [action for action in actions if action is not None]
         return torch.stack(found) if found and len(found) == len(actions) else None
@@ -183,15 +183,15 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
 
     @property
     def num_children(self) -> int:
-        """How many vertices are directly below."""
+        """The number of children."""
         return 0 if self.subtree is None else len(self.subtree)
 
     @property
     def parent(self) -> "Tree | None":
-        """The vertex above, as a new object over its data; a stack of them where there are several, None for a root.
+        """The parent, as a new object over its data; a stack of several parents, None for a root.
 
-        References are weak: it is None once the parents were deleted, or in what was pickled. A copy refers to the parents
-        of what was copied until its `subtree` is assigned.
+        References are weak: the result is None after the parents were deleted, or after unpickling. A copy refers to the
+        original's parents until its `subtree` is assigned.
         """
         found = [] if self._parent is None else self._parent.alive()
         if not found:
@@ -202,11 +202,11 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         return as_tree(vertex, _parent=above if vertex.get("_parent", None) is None else None)
 
     def children(self) -> Sequence["Tree"]:
-        """The vertices directly below."""
+        """The children."""
         return () if self.subtree is None else self.subtree.unbind(0)
 
     def fully_expanded(self, env: Any) -> bool:
-        """Whether there is a child for each action that `env.cardinality` counts."""
+        """Whether there are as many children as `env.cardinality` counts actions."""
         return bool(env.cardinality(self.node_data) == self.num_children)
 
     full_observation_spec = _of_specs("output_spec", "full_observation_spec")
@@ -254,7 +254,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         return any(vertex.hash == other.hash for vertex in self._graph().vertices)
 
     def vertices(self, *, key_type: str = "hash") -> dict[Any, "Tree"]:
-        """The vertices in breadth-first order, by "hash", "id" or "path"; by path a shared vertex is there for each path."""
+        """The vertices, breadth first, by "hash", "id" or "path". By path, a shared vertex has one entry per path."""
         if key_type not in _KEY_TYPES:
             raise ValueError(f"key_type must be either 'hash', 'id' or 'path'. Got {key_type}.")
         graph = self._graph()
@@ -265,27 +265,27 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         return {getattr(vertex, field): vertex for vertex in graph.vertices}
 
     def num_vertices(self, *, count_repeat: bool = False) -> int:
-        """How many vertices there are; with `count_repeat` a shared vertex counts once a path."""
+        """The number of vertices; with `count_repeat`, a shared vertex counts once per path."""
         graph = self._graph()
         return len(graph.unrolled()) if count_repeat else len(graph.vertices)
 
     def edges(self) -> list[tuple[Any, Any]]:
-        """The node ids of parents and children, breadth first; those below a shared vertex are there for each path."""
+        """The (parent id, child id) pairs, breadth first. Edges below a shared vertex are repeated for each path."""
         graph = self._graph()
         ids = [vertex.node_id for vertex in graph.vertices]
         ways = graph.unrolled()
         return [(ids[ways[above][0]], ids[vertex]) for vertex, above, _ in ways[1:]]
 
     def valid_paths(self) -> Iterator[Path]:
-        """The paths to leaves as numbers of children, shorter ones first; `()` for a lone root."""
+        """The paths to the leaves as tuples of child numbers, shorter ones first; `()` for a lone root."""
         graph = self._graph()
         ways = graph.unrolled()
         return (_path(ways, at) for at, (vertex, _, _) in enumerate(ways) if not graph.children[vertex])
 
     def max_length(self) -> int:
-        """How many edges the longest path has. O(edges)."""
+        """The number of edges of the longest path. O(edges)."""
         children = self._graph().children
-        waiting = [0] * len(children)  # edges to a vertex that were not followed yet
+        waiting = [0] * len(children)  # edges to each vertex not followed yet
         for below in children:
             for child in below:
                 waiting[child] += 1
@@ -300,7 +300,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         return max(depth)
 
     def rollout_from_path(self, path: Path) -> TensorDictBase | None:
-        """The rollouts of this vertex and of those along a path, one after the other; None if none has any."""
+        """The concatenated rollouts of this vertex and those along a path; None if none has a rollout."""
         vertex: Tree = self
         rollouts = [vertex.rollout]
         for number in path:
@@ -312,10 +312,10 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         return cast(TensorDictBase, torch.cat(found, -1)) if found else None
 
     def to_string(self, node_format_fn: Callable[["Tree"], Any] = node_data_of) -> str:
-        """The tree as text, depth first: a line for each path to a vertex that has a rollout.
+        """The tree as text, depth first, one line per path to a vertex that has a rollout.
 
         Args:
-            node_format_fn: gives what is written of a vertex behind its path, by default its `node_data` as a dict.
+            node_format_fn: vertex -> the text after its path; by default `node_data` as a dict.
         """
         graph, lines = self._graph(), list[str]()
         open_: list[tuple[int, Path]] = [(0, ())]
@@ -336,14 +336,14 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         *,
         path: str | None = None,
     ) -> Any:
-        """A picture of the tree: a figure of plotly or of matplotlib. See `tree_plot.plot`."""
+        """Plot the tree with plotly or matplotlib. See `tree_plot.plot`."""
         from interop.maps import tree_plot
 
         return tree_plot.plot(self, backend, figure, info, make_labels, path)
 
 
 def as_tree(data: TensorDictBase, **beside: Any) -> Tree:
-    """A vertex, or a stack of them, over the tensordict of its fields. Fields that it lacks are None."""
+    """A vertex, or a stack of vertices, over the tensordict of its fields. Missing fields are None."""
     made: Any = Tree
     return cast(Tree, made.from_tensordict(data, dict.fromkeys(made.__expected_keys__) | beside))
 

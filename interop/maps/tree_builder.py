@@ -1,4 +1,4 @@
-"""Builds a tree from the graph of a forest: a walk over integers, one gather of rows, then the vertices as views of it."""
+"""Builds a tree from the graph of a forest: a graph walk over ints, one gather of rows, then vertices as views."""
 
 import contextlib
 import gc
@@ -15,7 +15,7 @@ from interop.data.tensordicts import unchecked
 from interop.maps.node_map import NodeMap
 from interop.maps.tree import Parents, Tree, as_tree
 
-Read = Callable[[Tensor], TensorDictBase]  # the steps in rows of the data map: "next" and the actions
+Read = Callable[[Tensor], TensorDictBase]  # rows of the data map -> their steps: "next" and the actions
 _EMPTY = torch.Size(())
 
 
@@ -24,9 +24,9 @@ class Vertices:
     """The vertices of a tree in breadth-first order.
 
     Args:
-        rollouts: the rows of the steps of each.
-        outgoing: the rows that start at the end of each.
-        children, parents: numbers of vertices.
+        rollouts: the rows of the steps of each vertex.
+        outgoing: the rows that follow each vertex.
+        children, parents: the vertex numbers of children and parents.
     """
 
     rollouts: list[list[int]] = field(default_factory=list)
@@ -36,9 +36,9 @@ class Vertices:
 
     @classmethod
     def walk(cls, nodes: NodeMap, root: int, max_depth: int | None, compact: bool) -> Self:
-        """Expand a node. O(steps), without recursion; the rules are those of `MCTSForest.get_tree`."""
+        """Expand a node by the rules of `MCTSForest.get_tree`. O(steps), without recursion."""
         made = cls()
-        numbers: dict[int, int] = {}  # of the vertices by the row that they begin with
+        numbers: dict[int, int] = {}  # first row -> vertex
 
         def append(outgoing: list[int], above: list[int]) -> None:
             rollout: list[int] = []
@@ -55,7 +55,7 @@ class Vertices:
             made.parents.append(above)
 
         append(nodes.rows(root), [])
-        least, level, stop = 2 if compact else 1, 0, 1  # vertices before `stop` are at most at this level
+        least, level, stop = 2 if compact else 1, 0, 1  # vertices before `stop` are at or above this level
         shares = False
         for at, outgoing in enumerate(made.outgoing):  # grows while it is read
             if at == stop:
@@ -75,9 +75,9 @@ class Vertices:
         return made
 
     def _cut_cycles(self) -> None:
-        """Drop each edge by which a depth-first search in the order of children comes back to a vertex that it is below."""
+        """Remove the back edges of a depth-first search in the order of children."""
         kept: list[list[int]] = [[] for _ in self.children]
-        state = bytearray(len(self.children))  # 0: not met, 1: on the way from the root, 2: done
+        state = bytearray(len(self.children))  # 0: unvisited, 1: on the current path, 2: done
         way = [(0, iter(self.children[0]))]
         state[0] = 1
         while way:
@@ -100,7 +100,7 @@ class Vertices:
             self._renumber()
 
     def _renumber(self) -> None:
-        """Number the vertices breadth first again."""
+        """Renumber the vertices breadth first."""
         order, numbers = [0], {0: 0}
         for vertex in order:  # grows while it is read
             for child in self.children[vertex]:
@@ -112,14 +112,14 @@ class Vertices:
 
 
 def build(nodes: NodeMap, root: TensorDictBase, read: Read, max_depth: int | None, compact: bool) -> Tree:
-    """The tree from an observation, a tensordict without batch dims. See `MCTSForest.get_tree`."""
+    """Build the tree below an observation, a tensordict without batch dims. See `MCTSForest.get_tree`."""
     with _without_gc():
         return _build(nodes, root, read, max_depth, compact)
 
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """Pause garbage collection: all new objects stay alive, and looking through them takes longer than making them."""
+    """Pause garbage collection: all new objects stay alive, and scanning them takes longer than creating them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -135,13 +135,13 @@ def _build(nodes: NodeMap, root: TensorDictBase, read: Read, max_depth: int | No
     lengths = np.array([len(each) for each in vertices.rollouts])
     rows = np.array([row for rollout in vertices.rollouts for row in rollout] or vertices.outgoing[0], np.int64)
     stops = np.cumsum(lengths)
-    ends = np.where(lengths > 0, stops - 1, -1)  # the last step of each vertex; -1 is what was before any step
+    ends = np.where(lengths > 0, stops - 1, -1)  # the last step of each vertex; -1: before the first step
     previous = np.arange(len(rows)) - 1
     above = np.array([parents[0] for parents in vertices.parents[1:]], np.int64)
     previous[(stops - lengths)[1:]] = ends[above]
     steps = read(torch.from_numpy(rows))
     observed = root.select(*nodes.in_keys).unsqueeze(0)
-    observed = torch.cat([observed.to(steps.device), steps["next"].select(*nodes.in_keys)])  # of step n behind n + 1
+    observed = torch.cat([observed.to(steps.device), steps["next"].select(*nodes.in_keys)])  # step n at n + 1
     steps.update(observed[torch.from_numpy(previous + 1)])
     sizes = lengths[lengths > 0].tolist()
     rollouts = [None] * (len(lengths) - len(sizes)) + _split(steps[: stops[-1]], sizes)
@@ -153,7 +153,7 @@ def _build(nodes: NodeMap, root: TensorDictBase, read: Read, max_depth: int | No
 def _linked(
     vertices: Vertices, rollouts: Sequence[Any], node_data: Sequence[Any], hashes: Sequence[int | None]
 ) -> Tree:
-    """The vertices as tensordicts, each with its children stacked. What is None is left out."""
+    """The vertices as tensordicts, linked to their stacked children. None values are left out."""
     count = len(rollouts)
     wins, counts = torch.zeros(count).unbind(0), torch.zeros(count, dtype=torch.int32).unbind(0)
     outgoing = torch.tensor([row for rows in vertices.outgoing for row in rows], dtype=torch.int64)
@@ -175,7 +175,7 @@ def _linked(
             link.add(made[above], links[above])
     shares = any(len(parents) > 1 for parents in vertices.parents)
     for vertex, children in zip(made, vertices.children, strict=True):
-        if children:  # siblings have one parent, and one reference to it, unless some have more
+        if children:  # siblings share one reference to their parent, unless some have more parents
             for child in children if shares else ():
                 made[child].set("_parent", NonTensorData(links[child]))
             stack = LazyStackedTensorDict(*(made[child] for child in children))
@@ -189,7 +189,7 @@ def _plain(value: int) -> Any:
 
 
 def _split(data: TensorDictBase, sizes: list[int]) -> list[Any]:
-    """Consecutive parts of these sizes, as views."""
+    """Split a tensordict into views of the given sizes."""
     columns = [_split(each, sizes) if type(each) is TensorDict else each.split(sizes) for each in data.values()]
     keys, device = tuple(data.keys()), data.device
     return [

@@ -1,4 +1,4 @@
-"""Pictures of trees, by plotly or matplotlib."""
+"""Plots of trees, with plotly or matplotlib."""
 
 import math
 import os
@@ -11,21 +11,21 @@ from interop.maps.tree import Path, Tree
 Labels = Callable[[Tree, Path], str]
 _FIGURES = ("tree", "box")
 _COLOR, _LINE = "#4C72B0", "#999999"
-_LONGEST = 60  # characters of a label in a picture
+_LONGEST = 60  # characters of a label
 
 
 def plot(
     tree: Tree, backend: str, figure: str, info: Sequence[str] | None, make_labels: Labels | None, path: str | None
 ) -> Any:
-    """A picture of a tree.
+    """Plot a tree.
 
     Args:
-        tree: what is drawn; a shared vertex is drawn for each path to it.
-        backend: "plotly" gives a `plotly.graph_objects.Figure`, "matplotlib" a `matplotlib.figure.Figure`.
-        figure: "tree" draws vertices and edges, "box" nested boxes as wide as they have leaves.
-        info: the fields or properties of vertices in the labels, by default "node_id", "visits" and "wins".
-        make_labels: called with a vertex and its path, gives the label.
-        path: a file to write as well: ".html" by plotly, an image by matplotlib; plotly needs Chrome for images.
+        tree: the tree; a shared vertex is drawn once per path.
+        backend: "plotly" returns a `plotly.graph_objects.Figure`, "matplotlib" a `matplotlib.figure.Figure`.
+        figure: "tree" draws vertices and edges, "box" nested boxes, as wide as their number of leaves.
+        info: the vertex fields or properties in the labels, by default "node_id", "visits" and "wins".
+        make_labels: (vertex, path) -> label.
+        path: an output file: ".html" for plotly, an image for matplotlib. Images of plotly need Chrome.
 
     Raises:
         NotImplementedError: another backend or figure.
@@ -46,7 +46,7 @@ def plot(
 
 
 def layout(paths: Sequence[Path]) -> tuple[list[float], list[int]]:
-    """For each path, parents first: its left edge in leaves, and the number of leaves below it."""
+    """The left edge of each path's box, in leaves, and its number of leaves. Parents precede children."""
     numbers = {path: number for number, path in enumerate(paths)}
     widths = [0] * len(paths)
     for number in reversed(range(len(paths))):
@@ -108,7 +108,7 @@ def _matplotlib(paths: list[Path], labels: list[str], figure: str, path: str | N
 
 
 def _placed(paths: list[Path]) -> tuple[list[float], list[int], list[float], list[float]]:
-    """The middle of each path from the left, its height, and the edges as one line with gaps of nan."""
+    """The horizontal center and the height of each path, and the edges as one line with NaN gaps."""
     numbers = {path: number for number, path in enumerate(paths)}
     centers = [left + width / 2 for left, width in zip(*layout(paths), strict=True)]
     heights, xs, ys = [-len(path) for path in paths], list[float](), list[float]()
