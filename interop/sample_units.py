@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of, whole
 from interop.data.keys import checked_key
-from interop.data.numbers import whole
 from interop.storages import Storage, columns
 
 _BOUNDARIES = ("pad", "stop", "include_reset")

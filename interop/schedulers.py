@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from interop.checkpoint.state import Component, Entries, LoadOptions, loading_members, saved_members
-from interop.data.class_names import class_of
-from interop.data.numbers import whole
+from interop.data.arguments import class_of, whole
 from interop.samplers import Sampler
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.buffers import collate
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, RandomSampler, Sampler

@@ -8,7 +8,7 @@ import torch
 from interop.buffers.components import made
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.samplers import PrioritizedSampler, Sampler
 from interop.shared.storage_lock import locked
 from interop.storages import ListStorage, Storage

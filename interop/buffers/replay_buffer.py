@@ -24,8 +24,8 @@ from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import randomness
+from interop.data.arguments import whole
 from interop.data.index import as_int
-from interop.data.numbers import whole
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows

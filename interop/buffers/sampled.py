@@ -19,7 +19,7 @@ from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Part, Request
 from interop.checkpoint.state import Aliases, LoadOptions
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.host.threads import Lock, uninterrupted
 from interop.samplers import Sampler

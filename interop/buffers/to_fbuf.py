@@ -17,7 +17,7 @@ from fbuf import trajectories
 from fbuf.samplers import slices
 from interop import samplers as torch_side
 from interop.data import bridge
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.data.keys import as_path
 from interop.data.layout import Path
 from interop.host import compiled

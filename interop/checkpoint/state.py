@@ -30,7 +30,7 @@ from fbuf.checkpoint import (
     load,
 )
 from interop.checkpoint.values import decode, encode
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.host.threads import uninterrupted
 
 

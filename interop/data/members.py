@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.data.index import as_int, as_list, as_tensor
 
 Member = TypeVar("Member")

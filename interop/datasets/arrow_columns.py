@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError
 
 

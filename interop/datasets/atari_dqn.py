@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.datasets.compressed import decompressed
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay

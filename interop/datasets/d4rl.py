@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.d4rl_urls import D4RL_URLS
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay

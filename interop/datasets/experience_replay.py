@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.datasets.checkpointer import DatasetCheckpointer
 from interop.datasets.committed import damage_of, made, made_again, opened, record_of
 from interop.datasets.errors import MissingDatasetError

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 from urllib.request import url2pathname
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.errors import DownloadError
 from interop.datasets.progress import progress
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damaged files

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.compressed import Stream
 from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError
 from interop.datasets.fetching import by_hand, checksum_of

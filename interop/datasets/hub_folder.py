@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.arrow_columns import faults, values
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files, local_files

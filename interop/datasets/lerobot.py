@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
 from interop.buffers.collate import stack
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.data.keys import as_path, entries_below
 
 _Path = tuple[Any, ...]

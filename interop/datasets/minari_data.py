@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from tensordict import TensorDictBase
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped

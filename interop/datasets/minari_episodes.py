@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from interop.data.arguments import required
 from interop.data.keys import entries_below
-from interop.data.optional import required
 from interop.datasets.arrow_columns import faults, values
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.hdf5 import arrays, opened

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.specs import Composite, TensorSpec, from_gymnasium
 
 Space = Mapping[str, Any] | None  # None for one that is not known

@@ -15,7 +15,7 @@ import cloudpickle
 import torch
 from tensordict import TensorDictBase
 
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.datasets.conversion import agreeing, write
 from interop.datasets.in_order import Portable, by_processes, in_order, portable, rebuilt
 from interop.shared.published_folder import PROGRESS

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from interop.data.optional import required
+from interop.data.arguments import required
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interop.buffers import ReplayBuffer
 from interop.buffers.collate import stack
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.data.keys import as_path
 from interop.postprocs.gather import picked_items
 from interop.samplers.boundary_keys import BoundaryKeys

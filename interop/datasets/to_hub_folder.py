@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tensordict.utils import NestedKey
 
 from interop.buffers import ReplayBuffer
+from interop.data.arguments import required
 from interop.data.keys import entries_below
-from interop.data.optional import required
 from interop.datasets.progress import progress
 from interop.datasets.stored_episodes import StoredEpisodes, plain, stored_episodes
 from interop.shared.published_folder import publish

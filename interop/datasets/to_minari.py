@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict.utils import NestedKey
 
 from interop.buffers import ReplayBuffer
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.episode_buffers import Keys, episode_buffers
 from interop.datasets.progress import progress
 from interop.datasets.stored_episodes import stored_episodes

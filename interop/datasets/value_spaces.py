@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from interop.data.arguments import required
 from interop.data.bridge import FROM_NUMPY
-from interop.data.optional import required
 from interop.specs import Unbounded, to_gymnasium
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 import fbuf
 from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
 from interop.data import bridge, randomness
+from interop.data.arguments import not_negative, whole
 from interop.data.keys import as_path
-from interop.data.numbers import not_negative, whole
 from interop.doors.held_state import Handle, HeldState
 from interop.doors.programs import DrawProgram, programs_of
 from interop.host import compiled

@@ -11,9 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from interop.buffers import TensorDictReplayBuffer
-from interop.data.class_names import class_of
-from interop.data.numbers import whole
-from interop.data.optional import required
+from interop.data.arguments import class_of, required, whole
 from interop.llm.memmaps import published, to_memmap
 from interop.llm.tokenizers import TensorDictTokenizer as TensorDictTokenizer
 from interop.samplers import SamplerWithoutReplacement

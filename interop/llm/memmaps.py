@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.shared.folder import reserve_again
 from interop.shared.published_folder import RECORD, publish
 

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorClass
 from torch import Tensor
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.llm.dataset import StrPath, TokenizedDatasetLoader
 from interop.llm.tokenizers import TensorDictTokenizer
 

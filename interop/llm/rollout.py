@@ -9,8 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional
 
-from interop.data.numbers import whole
-from interop.data.optional import required
+from interop.data.arguments import required, whole
 from interop.llm.kl import AdaptiveKLController as AdaptiveKLController
 from interop.llm.kl import ConstantKLController as ConstantKLController
 from interop.llm.kl import KLControllerBase

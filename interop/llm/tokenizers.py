@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 
 _UNPADDED = (False, None, "do_not_pad")
 

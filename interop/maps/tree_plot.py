@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.maps.tree import Path, Tree
 
 Labels = Callable[[Tree, Path], str]

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from interop.data.class_names import class_of
-from interop.data.optional import required
+from interop.data.arguments import class_of, required
 from interop.remote.cluster import options_of
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
 from interop.buffers.editing import as_key, is_all
 from interop.data import randomness
+from interop.data.arguments import whole
 from interop.data.index import as_int
-from interop.data.numbers import whole
 from interop.data.pytrees import length_of
 from interop.remote import cluster
 from interop.remote.checkpoints import restore, save

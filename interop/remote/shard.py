@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.remote.epochs import Planned
 from interop.remote.joining import Drawn
 from interop.remote.places import to_global

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.data.optional import required
+from interop.data.arguments import required
 from interop.data.pytrees import each_leaf
 from interop.remote.errors import RemoteError, RemoteTimeoutError, ShardLostError
 from interop.remote.wire import Wire

@@ -9,8 +9,7 @@ import torch
 from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.data import randomness
-from interop.data.class_names import class_of
-from interop.data.numbers import whole
+from interop.data.arguments import class_of, whole
 from interop.samplers.sampler import Sampler, host_share
 from interop.samplers.validation import flat_slots
 from interop.shared.processes import OneProcess

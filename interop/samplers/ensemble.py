@@ -12,9 +12,8 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt, Fields
 from interop.checkpoint.state import Entries, LoadOptions, Together, as_tensors, loading_members, saved_members
 from interop.data import randomness
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of, whole
 from interop.data.members import of_kind, picked
-from interop.data.numbers import whole
 from interop.samplers.sampler import Sampler, draw_by
 from interop.storages import Storage, StorageEnsemble
 

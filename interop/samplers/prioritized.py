@@ -15,7 +15,7 @@ from fbuf.memory_plan import Share as MemoryShare
 from fbuf.memory_plan import shares_of
 from interop.checkpoint.state import Entries, LoadOptions, as_arrays, as_tensors
 from interop.data import bridge
-from interop.data.numbers import not_negative, whole
+from interop.data.arguments import not_negative, whole
 from interop.host.device_priorities import DevicePriorities
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
 from interop.host.threads import Lock, uninterrupted

@@ -10,8 +10,7 @@ import torch
 
 from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of, loading_members, saved_members
 from interop.data import randomness
-from interop.data.class_names import class_of
-from interop.data.numbers import whole
+from interop.data.arguments import class_of, whole
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.groups import Group, Groups, Id
 from interop.samplers.staleness import StalenessAwareSampler, first_of_equal

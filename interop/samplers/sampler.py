@@ -11,7 +11,7 @@ from fbuf import free_memory
 from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Stateful, defined_outside
 from interop.data import randomness
-from interop.data.class_names import class_of
+from interop.data.arguments import class_of
 from interop.data.index import as_tensor
 from interop.samplers.reservation import Reservation
 from interop.samplers.shares import Share

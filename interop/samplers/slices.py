@@ -11,8 +11,8 @@ from torch import Tensor
 from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Entries, LoadOptions
 from interop.data import randomness
+from interop.data.arguments import whole
 from interop.data.keys import checked_key
-from interop.data.numbers import whole
 from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys

@@ -11,7 +11,7 @@ from torch import Tensor
 from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
 from interop.data import randomness
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.sampler import host_share
 from interop.storages import Storage, columns

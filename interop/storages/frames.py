@@ -12,9 +12,9 @@ from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, LoadOptions, as_arrays, as_tensors
 from interop.checkpoint.tensor_states import SavedRing, saved_ring
+from interop.data.arguments import whole
 from interop.data.keys import as_path, entries_below
 from interop.data.layout import Layout, Path
-from interop.data.numbers import whole
 from interop.host.rows import Rows
 from interop.storages import planning
 from interop.storages.frame_rows import FrameRows, Scheme

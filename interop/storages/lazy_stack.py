@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection, lazy_stack
 
+from interop.data.arguments import whole
 from interop.data.index import as_int
-from interop.data.numbers import whole
 from interop.storages.lists import ListStorage
 
 

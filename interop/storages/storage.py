@@ -15,8 +15,7 @@ from tensordict import TensorDictBase
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.state import Aliases
-from interop.data.class_names import class_of
-from interop.data.numbers import whole
+from interop.data.arguments import class_of, whole
 from interop.data.randomness import Seeded
 from interop.host.maps import in_shared_memory
 from interop.host.ring import CELLS, Ring

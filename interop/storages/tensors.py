@@ -14,11 +14,11 @@ from fbuf.memory_plan import Share
 from interop.checkpoint import tensor_states
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.state import EXACT, LoadOptions
+from interop.data.arguments import whole
 from interop.data.index import as_int, indexed, is_basic, reach, resolved, whole_rows
 from interop.data.keys import as_path, entries_below
 from interop.data.layout import Layout, LeafSpec, stack_items
 from interop.data.layout import Path as KeyPath
-from interop.data.numbers import whole
 from interop.data.packed import PackedValues
 from interop.host import maps
 from interop.host.device_rows import JaxRows, rows_in_jax

@@ -8,8 +8,8 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.data.arguments import whole
 from interop.data.keys import as_path, known_keys
-from interop.data.numbers import whole
 from interop.postprocs.gather import picked, put_rows
 from interop.transforms.order import current, follows_in_buffer
 from interop.transforms.shapes import as_dim

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.ted.row_values import fresh
 from interop.transforms.transform import Keys, TensorTransform
 

@@ -8,8 +8,8 @@ from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.data.arguments import whole
 from interop.data.keys import as_path
-from interop.data.numbers import whole
 from interop.postprocs.gather import picked_items
 from interop.transforms.order import refuse_several
 from interop.transforms.transform import (

@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.transforms.transform import Keys, TensorTransform, Transform, as_key, expect_tensordict
 
 

@@ -9,7 +9,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.nn import functional
 
-from interop.data.numbers import whole
+from interop.data.arguments import whole
 from interop.transforms.transform import Keys, TensorTransform, Transform, expect_tensordict, tensors
 
 

@@ -1,0 +1,55 @@
+"""Arguments that users give: numbers, names of classes for errors, and libraries of extras."""
+
+import importlib
+import math
+import operator
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """A Python int for an int of any library. TypeError for anything else, bools too; ValueError below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def not_negative(name: str, value: Any) -> float:
+    """A Python float for a number. ValueError for one that is negative or not finite."""
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be finite and at least 0, got {value}")
+    return number
+
+
+def class_of(given: object) -> str:
+    """The full name of an object's class, and the class of this package to use where one has the same name."""
+    kind = given if isinstance(given, type) else type(given)
+    interop = sys.modules["interop"]
+    module = "interop" if getattr(interop, kind.__name__, None) is kind else kind.__module__
+    named = f"{module}.{kind.__qualname__}".removeprefix("builtins.")
+    for each in kind.__mro__:
+        ours = getattr(interop, each.__name__, each)
+        if ours is not each and isinstance(ours, type):
+            return f"{named}; use interop.{each.__name__}{'' if each is kind else ' as its base'}"
+    return named
+
+
+def required(name: str, extra: str) -> ModuleType:
+    """The module of an optional library. ImportError that names the extra where it is not installed."""
+    library = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise
+        raise ImportError(f"{library} is not installed: pip install 'fbuf[{extra}]'", name=library) from error
