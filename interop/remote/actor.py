@@ -1,4 +1,4 @@
-"""The process of one shard: what Ray runs around a `Shard`."""
+"""The Ray actor that runs one `Shard`."""
 
 import inspect
 import pickle
@@ -29,17 +29,17 @@ _COMPONENTS = ("storage", "sampler", "writer")
 
 
 class ShardActor:
-    """One shard in a process of its own.
+    """One shard in its own process.
 
-    Ray runs writes in one thread, in the order of each client; draws in a second; what controls the shard in others. A
-    process that restarts loads the latest checkpoint and then the durable writes after it. An error of that is raised by
-    every call.
+    Ray runs writes in one thread, in the order of each client; draws in a second; control calls in others. After a
+    restart, the process loads the latest checkpoint and then replays later durable writes. If that fails, every call
+    raises the error.
     """
 
     def __init__(self, number: int, count: int, recipe: bytes, coordinator: str, recovery_dir: str | None) -> None:
         self._number, self._life, self._origin = number, secrets.token_hex(8), NOTHING
-        self._agreed = False  # whether the layout of items is that of the other shards
-        self._applied = 0  # the last durable write that the buffer has
+        self._agreed = False  # whether the item layout was agreed with the other shards
+        self._applied = 0  # number of the last durable write applied to the buffer
         self._failed: Exception | None = None
         try:
             self._coordinate = partial(coordinated, ray.get_actor(coordinator), 60.0)
@@ -60,7 +60,7 @@ class ShardActor:
             self._failed = error
 
     def facts(self) -> Facts:
-        """The process id. Raises the error of the construction, if that failed."""
+        """The facts of this process. Raises the error of the construction, if that failed."""
         if self._failed is not None:
             raise self._failed
         buffer = self._shard.buffer
@@ -69,14 +69,14 @@ class ShardActor:
         return Facts(self._life, self._origin, *built)
 
     def run(self, life: str, name: str, highest: float | None, given: Wire) -> tuple[Wire, float | None]:
-        """Call a method of the shard or, by name, of its buffer. RestartedError for a client that knows another process.
+        """Call a method of the shard, or of its buffer. RestartedError if the client knows another process.
 
-        `highest` is the highest priority that the client has seen; that of this shard is returned along with the result.
+        `highest` is the highest priority known to the client. Returns the result and the highest priority of this shard.
         """
         if life != self._life or self._failed is not None:
             raise RestartedError(self.facts())
         buffer = self._shard.buffer
-        # A tensor storage copies what it is given; lists keep it, and transforms may change it.
+        # Tensor storages copy their input. List storages keep it, and transforms may modify it.
         args, kwargs = given.value(copy=not isinstance(buffer.storage, TensorStorage) or len(buffer.transform) > 0)
         if name in _RAISES:
             self._shard.raise_default_priority(highest)
@@ -87,7 +87,7 @@ class ShardActor:
         return self._shard.call(name, args, kwargs) if method is None else method(*args, **kwargs)
 
     def write(self, name: str, args: Any, kwargs: Any, durable: bool) -> Any:
-        """`add` or `extend`; a durable one is on disk when this returns."""
+        """Run `add` or `extend`. A durable write is on disk when this returns."""
         if not self._agreed:
             self._agree(args[0], name == "extend")
         if not durable:
@@ -96,7 +96,7 @@ class ShardActor:
             raise ValueError('ack="durable" needs recovery_dir, a folder on a disk that outlives the process')
         self._log.append((name, args, kwargs))
         try:
-            index = self._shard.call(name, args, kwargs)  # waits where a checkpoint is made, which lacks this write
+            index = self._shard.call(name, args, kwargs)  # waits during a checkpoint, which excludes this write
         except BaseException:
             self._log.drop_last()
             raise
@@ -104,7 +104,7 @@ class ShardActor:
         return index
 
     def _agree(self, data: Any, many: bool) -> None:
-        """ValueError where other shards hold items of another layout. Lists of items take any."""
+        """ValueError if other shards hold items of another layout. List storages accept any layout."""
         storage = self._shard.buffer.storage
         if not isinstance(storage, TensorStorage) or len(self._shard.buffer.transform):
             return
@@ -113,15 +113,15 @@ class ShardActor:
                 data, many = data[0], False
             layout = Layout.of(data, storage.ndim - (not many))
         except (TypeError, ValueError, RuntimeError, IndexError):
-            return  # the storage says what is wrong with it
+            return  # the storage raises a better error
         found = sorted((spec.path, str(spec.dtype), tuple(spec.shape)) for spec in layout.leaves)
         self._coordinate("agree", self._number, found)
         self._agreed = True
 
     def save(self, path: str, token: str, seconds: float) -> int:
-        """Save the shard as it is at a moment at which all shards are held. Returns the last durable write that it has.
+        """Save the shard at the moment at which all shards are held. Returns the number of its last durable write.
 
-        RemoteTimeoutError if this takes more than `seconds`. The shard is blocked until this ends.
+        RemoteTimeoutError after `seconds`. Blocks the shard until it returns.
         """
         until = time.monotonic() + seconds
         self._shard.hold(seconds)
@@ -136,7 +136,7 @@ class ShardActor:
             self._shard.release()
 
     def look(self, probe: str) -> None:
-        """FileNotFoundError where this machine does not see a file."""
+        """FileNotFoundError if this machine does not see a file."""
         if not Path(probe).exists():
             node = ray.util.get_node_ip_address()
             raise FileNotFoundError(f"{probe} is not visible to shard {self._number} on {node}: name a shared folder")
@@ -146,12 +146,12 @@ class ShardActor:
         load(path, lambda source: None)
 
     def commit(self, path: str | None, cut: int | None = None) -> None:
-        """A restart goes on from this checkpoint, None for nothing, and the durable writes after `cut`, or after now."""
+        """Set the restart point: a checkpoint (None: empty) and the durable writes after `cut`, by default after now."""
         if self._log is not None:
             self._log.committed(path, self._applied if cut is None else cut)
 
     def rows(self, path: str) -> tuple[Any, Any] | None:
-        """The rows of a saved buffer in the order of writing, and their priorities, None without; None for no rows."""
+        """The rows of a saved buffer in write order, and their priorities (None without); None for an empty buffer."""
         buffer = self._make()
         buffer.loads(path)
         storage, writer = buffer.storage, buffer.writer
@@ -165,7 +165,7 @@ class ShardActor:
         return storage.get(order), priorities
 
     def fill(self, rows: Any, priorities: Any) -> None:
-        """Write rows as they were stored, past the transforms."""
+        """Write stored rows, without transforms."""
         buffer = self._shard.buffer
         plain = ReplayBuffer(storage=buffer.storage, writer=buffer.writer)
         index = plain.extend(rows)
@@ -174,7 +174,7 @@ class ShardActor:
             buffer.update_priority(index, priorities)
 
     def _exchange(self, kind: str, *args: Any, **kwargs: Any) -> None:
-        """`set_storage`, `set_sampler` or `set_writer`, with a component or its constructor."""
+        """Run `set_storage`, `set_sampler` or `set_writer` with a component or its constructor."""
         name = f"set_{kind}"
         given = inspect.signature(getattr(self._shard.buffer, name)).bind(*args, **kwargs).arguments
         if not isinstance(given[kind], Storage | Sampler | Writer):
@@ -183,7 +183,7 @@ class ShardActor:
         self._agreed = self._agreed and kind != "storage"
 
     def _recover(self) -> None:
-        """Go on from the latest checkpoint and the durable writes after it."""
+        """Load the latest checkpoint and replay the durable writes after it."""
         restarted, path = ray.get_runtime_context().was_current_actor_reconstructed, None
         if restarted:
             for name, given in self._coordinate("changes"):
@@ -206,20 +206,20 @@ class ShardActor:
 
 
 def built(number: int, recipe: bytes) -> ReplayBuffer:
-    """The buffer of a shard. Constructors with a parameter `shard` are given its number."""
+    """Build the buffer of a shard. Constructors with a parameter `shard` receive its number."""
     kind, args, kwargs = pickle.loads(recipe)
     for name in (*_COMPONENTS, "transform_factory"):
         if callable(kwargs.get(name)):
             kwargs[name] = for_shard(kwargs[name], number)
     if callable(kwargs.get("storage")):
-        kwargs["storage"] = kwargs["storage"]()  # prioritized buffers need to know its size
+        kwargs["storage"] = kwargs["storage"]()  # prioritized buffers need its size
     return cast(ReplayBuffer, kind(*args, **kwargs))
 
 
 def for_shard(constructor: Callable[..., Any], number: int) -> Callable[..., Any]:
-    """A constructor that gets the number of its shard if it has a parameter `shard`."""
+    """Bind the shard number to a constructor that has a parameter `shard`."""
     try:
         takes = "shard" in inspect.signature(constructor).parameters
-    except ValueError:  # of C code
+    except ValueError:  # a C function has no signature
         takes = False
     return partial(constructor, shard=number) if takes else constructor

@@ -1,4 +1,4 @@
-"""Classes of replay buffers as classes of Ray actors."""
+"""Ray actor classes of replay buffers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from interop.remote.cluster import options_of
 
 
 def as_remote(buffer_class: type, remote_config: Mapping[str, Any] | None) -> Any:
-    """A Ray actor class of a buffer class. See `ReplayBuffer.as_remote`."""
+    """Make a Ray actor class of a buffer class. See `ReplayBuffer.as_remote`."""
     if not isinstance(remote_config, Mapping | None):
         raise TypeError(f"remote_config must be a dict of options of ray.remote or None, got {class_of(remote_config)}")
     ray = required("ray", "ray")
@@ -17,5 +17,5 @@ def as_remote(buffer_class: type, remote_config: Mapping[str, Any] | None) -> An
     made = ray.remote(**remote_config)(buffer_class) if remote_config else ray.remote(buffer_class)
     made.is_remote = True
     kind: Any = type(made)
-    kind.__repr__ = object.__repr__  # it inherits that of buffers, which reads their components
+    kind.__repr__ = object.__repr__  # the inherited one reads components
     return made

@@ -1,7 +1,7 @@
-"""Checkpoints of all shards of a remote buffer: one point in time, one manifest.
+"""Checkpoints of all shards of a remote buffer at one point in time.
 
-The folder has a manifest, and a folder that only this manifest names with the checkpoint of each shard. The manifest is
-what counts: the previous checkpoint is removed after it was replaced.
+A checkpoint folder has a manifest, and a folder named by it with the checkpoint of each shard. Replacing the manifest
+commits the checkpoint; the folder of the previous one is removed afterwards.
 """
 
 import secrets
@@ -24,7 +24,7 @@ _KIND, _FOLDER = "sharded replay buffer", "shards-"
 
 
 def save(shards: Shards, path: str | PathLike[str]) -> None:
-    """Write a checkpoint of all shards at one point in time, and have them restart from it."""
+    """Save all shards at one point in time, and make it their restart point."""
     with Writing(path) as out:
         folder = out.path / f"{_FOLDER}{secrets.token_hex(8)}"
         folders = _folders(folder, len(shards.facts))
@@ -47,9 +47,9 @@ def save(shards: Shards, path: str | PathLike[str]) -> None:
 
 
 def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:
-    """Save all shards while all are blocked. Returns the last durable write of each.
+    """Save all shards while all are blocked. Returns the last durable write of each shard.
 
-    The coordinator lets one client do so at a time, else two would hold some shards each and wait for the others.
+    The coordinator admits one client at a time. Otherwise two clients could each hold some shards, and deadlock.
     """
     token, until = secrets.token_hex(8), time.monotonic() + shards.timeout
     while not shards.coordinate("begin", token, shards.timeout):
@@ -65,13 +65,13 @@ def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:
 
 
 def restore(shards: Shards, path: str | PathLike[str]) -> None:
-    """Load a checkpoint of as many shards as it is, or deal out its rows to another number of them."""
+    """Load a checkpoint. With another number of shards, its rows are redistributed."""
     found = load(path, lambda source: _saved(source.tree, Path(path).absolute()))
     if len(found) != len(shards.facts):
         _deal(shards, found)
     else:
         shards.some({n: ("verify", (folder,), {}) for n, folder in enumerate(found)}, is_long=True)
-        # All shards are built alike: what one of them refuses, the first one refuses before any has changed.
+        # All shards have equal configurations: the first one raises any error before a shard has changed.
         for group in ([0], range(1, len(found))):
             shards.some({n: ("load", (found[n],), {}) for n in group}, is_long=True)
         shards.restart_from(found)
@@ -93,7 +93,7 @@ def _folders(above: Path, count: int) -> list[str]:
 
 
 def _deal(shards: Shards, saved: list[str]) -> None:
-    """Empty the shards, and fill them with the rows of the saved ones."""
+    """Empty the shards, and distribute the rows of the saved shards over them."""
     found = [shards.some({0: ("rows", (folder,), {})}, is_long=True)[0] for folder in saved]
     read = [part for part in found if part is not None]
     sizes = [length_of(rows) for rows, _ in read]
@@ -113,10 +113,10 @@ def _deal(shards: Shards, saved: list[str]) -> None:
 
 
 def chosen(sizes: list[int], count: int, slices: bool) -> list[torch.Tensor]:
-    """Which of the rows of shards of these sizes, one behind the other, each of `count` shards is to have, in order.
+    """The row numbers for each of `count` new shards, in write order; rows of the saved shards are numbered consecutively.
 
-    Rows of the same age stay together: every shard overwrites the oldest ones first. Of slices each shard has one piece of
-    each saved shard.
+    Rows of similar age stay together, as every shard overwrites its oldest rows first. With slices, each new shard gets
+    one consecutive piece of each saved shard.
     """
     ends = torch.tensor(sizes).cumsum(0).tolist()
     ranges = [torch.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]

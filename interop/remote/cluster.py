@@ -1,4 +1,4 @@
-"""Starting the processes of a remote buffer on a Ray cluster."""
+"""Startup of a remote buffer's processes on a Ray cluster."""
 
 import secrets
 import time
@@ -17,9 +17,10 @@ from interop.writers import Writer
 
 
 def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards: int) -> bytes:
-    """The pickled arguments from which each shard builds its buffer.
+    """Pickle the arguments from which each shard builds its buffer.
 
-    TypeError names an argument that cannot be pickled, or a component where constructors are needed; ValueError names one
+    TypeError for an argument that cannot be pickled, or a component instead of a constructor. ValueError for an argument
+    that holds rows, or a `scratch_dir` shared by all shards.
     that holds rows, or a `scratch_dir` that all shards would use.
     """
     for name in ("storage", "sampler", "writer"):
@@ -31,7 +32,7 @@ def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards:
             )
         if isinstance(given, Storage) and len(given):
             raise ValueError(f"storage holds {len(given)} items: pass a constructor, and write the items by extend()")
-        # Only a partial shows its arguments here; a folder named elsewhere is refused by the lock of the storage.
+        # Only the arguments of a partial are visible here. Other shared folders fail at the lock of the storage.
         if shards > 1 and isinstance(given, partial) and "scratch_dir" in given.keywords:
             raise ValueError(
                 f"{name}: {shards} shards would share scratch_dir={given.keywords['scratch_dir']!r}: pass a constructor "
@@ -50,7 +51,7 @@ def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards:
 
 
 def options_of(remote_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of a shard's process: one CPU, 2 GiB and, where there is CUDA, a fifth of a GPU, and those given."""
+    """Actor options: by default one CPU, 2 GiB and, with CUDA, a fifth of a GPU."""
     gpu = {"num_gpus": 0.2} if torch.cuda.is_available() else {}
     return {"num_cpus": 1, "memory": 2 << 30, **gpu, **(remote_config or {})}
 
@@ -63,9 +64,10 @@ def started(
     timeout: float,
     init: Mapping[str, Any] | None,
 ) -> Shards:
-    """Start `count` shards and their coordinator, and Ray itself by `init` where that does not run.
+    """Start `count` shards and their coordinator, and Ray itself with `init` if it is not running.
 
-    RemoteTimeoutError where the cluster has no room for them in `timeout` seconds, and the error of a constructor: nothing
+    RemoteTimeoutError if the cluster has no room for them within `timeout` seconds, and the error of a constructor. After
+    an error no process is left running.
     is left running then.
     """
     ray = ray_library()
@@ -75,7 +77,7 @@ def started(
     if not ray.is_initialized():
         ray.init(**(init or {}))
     until, name = time.monotonic() + timeout, f"replay-buffer-{secrets.token_hex(8)}"
-    # Shards find it by name: an actor that restarts is not to depend on a handle in the object store.
+    # Shards look it up by name: a restarting actor must not depend on a handle in the object store.
     coordinator = ray.remote(num_cpus=0, max_restarts=-1, name=name)(Coordinator).remote(count)
     kind = ray.remote(**{"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": GROUPS, **options})(
         ShardActor

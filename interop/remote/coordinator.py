@@ -1,4 +1,4 @@
-"""The coordinator: the common state of the shards and clients of one remote buffer, in one small process."""
+"""The coordinator: the shared state of the shards and clients of a remote buffer, in a small process."""
 
 import time
 from typing import Any
@@ -11,29 +11,29 @@ from interop.samplers.shares import Share
 
 
 class Coordinator:
-    """The epoch of draws without replacement, the layout of items, the latest checkpoint, and the one that is made now.
+    """Holds the epoch of draws without replacement, the item layout, the latest checkpoint and the running checkpoint.
 
-    Clients and shards call it only for these; writes and other draws pass it by.
+    Clients and shards call it only for these. Writes and other draws bypass it.
     """
 
     def __init__(self, shards: int) -> None:
         self._epochs = EpochPlan()
         self._layout: Any = None
-        self._first = 0  # the shard whose layout that is
+        self._first = 0  # the shard that set the layout
         self._checkpoint: list[str | None] = [None] * shards
         self._changes: list[tuple[str, Wire]] = []
         self._token, self._until, self._held = "", 0.0, set[int]()
 
     def plan(self, shares: list[Share], units: int, key: np.ndarray) -> Plan:
-        """The units of the next batch without replacement; see `EpochPlan`."""
+        """Plan the next batch without replacement; see `EpochPlan`."""
         return self._epochs.plan(shares, units, key)
 
     def restart(self) -> None:
-        """Begin another epoch: the shards hold other rows."""
+        """Begin a new epoch, after the rows of the shards were replaced."""
         self._epochs.restart()
 
     def agree(self, shard: int, layout: Any) -> None:
-        """Fix the layout of items at the first write of all. ValueError where a shard is to get items of another one."""
+        """Fix the item layout at the first write to any shard. ValueError for items of another layout."""
         if self._layout is None:
             self._layout, self._first = layout, shard
         elif layout != self._layout:
@@ -43,7 +43,7 @@ class Coordinator:
             )
 
     def change(self, name: str, call: Wire) -> None:
-        """Record a call that exchanges a component or adds a transform or hook; shards that restart repeat it."""
+        """Record a call that changes components, transforms or hooks; restarting shards replay it."""
         if name.startswith("set_"):
             self._changes = [each for each in self._changes if each[0] != name]
         if name == "set_storage":
@@ -51,7 +51,7 @@ class Coordinator:
         self._changes.append((name, call))
 
     def changes(self) -> list[tuple[str, Wire]]:
-        """These calls, in order."""
+        """The recorded calls, in order."""
         return self._changes
 
     def latest(self, shard: int) -> str | None:
@@ -59,11 +59,11 @@ class Coordinator:
         return self._checkpoint[shard]
 
     def commit(self, checkpoint: list[str | None]) -> None:
-        """Set the folders from which restarting shards continue; None for empty."""
+        """Set the folders from which restarting shards load; None for an empty shard."""
         self._checkpoint = checkpoint
 
     def begin(self, token: str, seconds: float) -> bool:
-        """Begin a checkpoint that must hold the shards within `seconds`. False if another one is running."""
+        """Begin a checkpoint, which must hold all shards within `seconds`. False if another one is running."""
         now = time.monotonic()
         if self._token and now < self._until:
             return False
@@ -71,13 +71,13 @@ class Coordinator:
         return True
 
     def hold(self, token: str, shard: int) -> bool:
-        """Whether all shards are held for this checkpoint, now that this one is."""
+        """Record that a shard is held for this checkpoint. Returns whether all shards are."""
         if token == self._token:
             self._held.add(shard)
         return token == self._token and len(self._held) == len(self._checkpoint)
 
     def end(self, token: str) -> None:
-        """End a checkpoint; nothing happens where another one was begun since."""
+        """End a checkpoint. Does nothing if another one has begun since."""
         if self._token == token:
             self._token = ""
 

@@ -1,4 +1,4 @@
-"""Epochs over the units of all shards: which of them a batch without replacement is made of."""
+"""Epochs over the units (items or slices) of all shards, for draws without replacement."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,39 +13,39 @@ from interop.samplers.shares import Share
 class Planned(NamedTuple):
     """The units that one shard draws for a batch."""
 
-    positions: np.ndarray  # int64: among the units that the shard had when the batch was planned
-    version: int  # `Share.version` then
+    positions: np.ndarray  # int64: unit numbers, at the time of planning
+    version: int  # `Share.version` at the time of planning
 
 
 class Plan(NamedTuple):
     """The units of one batch."""
 
-    parts: list[Planned | None]  # of each shard; None where it draws nothing
+    parts: list[Planned | None]  # by shard; None if it draws nothing
     counts: np.ndarray  # int64 [shards]
-    ran_out: bool  # whether the batch is the end of an epoch
+    ran_out: bool  # whether the batch ends an epoch
 
 
 class EpochPlan:
-    """Plans batches without replacement: every unit of all shards once an epoch. One process plans for all clients.
+    """Plans batches without replacement: every unit of all shards once per epoch. One process plans for all clients.
 
-    The rules are those of `SamplerWithoutReplacement` for one buffer. Another epoch begins where the number of units of a
-    shard or its `Share.version` has changed. The shards may draw the parts of several batches in any order. A plan costs
-    O(units of the batch + shards), and four bytes for each unit of all shards. Not safe from several threads.
+    The rules are those of `SamplerWithoutReplacement`. A new epoch begins when the number of units or the `Share.version`
+    of a shard changes. Shards may draw the parts of several batches in any order. A plan costs O(units of the batch +
+    shards), and four bytes per unit of all shards. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._epoch = Epoch()
-        self._known: list[tuple[float, int]] = []  # units and version of each shard
+        self._known: list[tuple[float, int]] = []  # (units, version) by shard
 
     def plan(self, shares: Sequence[Share], units: int, key: np.ndarray) -> Plan:
-        """The units of the next batch.
+        """Plan the next batch.
 
         Args:
-            shares: of all shards, at the moment.
-            units: wanted; fewer come at the end of an epoch.
+            shares: the current shares of all shards.
+            units: the number of units of the batch; the last batch of an epoch may have fewer.
             key: random bits, [2] uint32.
 
-        RuntimeError where no shard has units; ValueError with `drop_last` where all have fewer than a batch.
+        RuntimeError if no shard has units. ValueError with `drop_last` if all together have fewer than a batch.
         """
         sizes = masses_of(shares).astype(np.int64)
         if (self._epoch.shuffle, self._epoch.drop_last) != (shares[0].shuffle, shares[0].drop_last):
@@ -63,5 +63,5 @@ class EpochPlan:
         return Plan(parts, np.bincount(homes, minlength=len(parts)), self._epoch.ran_out)
 
     def restart(self) -> None:
-        """Begin another epoch: the shards were emptied, loaded, or one of them was lost."""
+        """Begin a new epoch, after the shards were emptied or loaded, or one was lost."""
         self._known = []

@@ -1,15 +1,15 @@
-"""Errors of remote buffers: a shard or the connection to it has failed."""
+"""Errors of remote buffers."""
 
 
 class RemoteError(RuntimeError):
-    """A call of a remote buffer failed for a reason outside of the buffer: its process, its machine or the network."""
+    """A call failed for a reason outside of the buffer: its process, machine or network."""
 
 
 class ShardLostError(RemoteError):
-    """The process of a shard died, or came back without the rows that it had.
+    """The process of a shard died, or restarted without its rows.
 
-    The call was not carried out, or it is not known whether it was. The message names the shard and what it goes on from;
-    later calls work as soon as the shard has restarted.
+    The call was not carried out, or its outcome is unknown. The message names the shard and its restart point. Later
+    calls work as soon as the shard has restarted.
     """
 
     def __init__(self, message: str, shard: int | None = None) -> None:
@@ -18,4 +18,4 @@ class ShardLostError(RemoteError):
 
 
 class RemoteTimeoutError(RemoteError, TimeoutError):
-    """A shard did not answer within the time limit of the buffer. It is not known whether the call was carried out."""
+    """A shard did not answer within the time limit. The outcome of the call is unknown."""

@@ -1,4 +1,4 @@
-"""Batches in parts, one for each shard: rows taken out, and parts put one behind the other."""
+"""Selection of a batch's rows for each shard, and concatenation of parts."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from interop.remote.joining import placed
 
 
 def together(parts: list[Any]) -> Any:
-    """Parts one behind the other. RuntimeError where they do not fit together."""
+    """Concatenate parts. RuntimeError if they do not fit together."""
     lengths = [length_of(part) for part in parts]
     return placed(parts, np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]))
 
 
 def rows_at(data: Any, at: Tensor, count: int) -> Any:
-    """The rows of a batch of `count` at positions, of a list its items. What has no dims is the same for all rows.
+    """Select rows (list: items) of a batch of `count` rows. A value without dims is shared by all rows.
 
-    RuntimeError for another number of rows.
+    RuntimeError if `data` has another number of rows.
     """
 
     def taken(leaf: Any) -> Any:

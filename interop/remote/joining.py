@@ -1,4 +1,4 @@
-"""One batch of the parts that several shards have drawn."""
+"""Joins the parts drawn by several shards to one batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ from interop.data.pytrees import row_of
 from interop.remote.shares import rescale
 from interop.samplers.shares import Share
 
-Places = Sequence[np.ndarray]  # of the rows of each part, in what they are joined to
+Places = Sequence[np.ndarray]  # positions of each part's rows in the joined value
 _WEIGHT, _MASK = "priority_weight", ("collector", "mask")
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The part of a batch that one shard has drawn, with indices over all shards."""
+    """The part of a batch drawn by one shard, with global indices."""
 
     data: Any
     info: dict[Any, Any]
-    share: Share  # of the moment of the draw
-    lengths: np.ndarray  # int64 [units]: rows of each unit, one after the other
-    includes: bool  # whether the info is also part of samples; `data` is still without it
+    share: Share  # at the time of the draw
+    lengths: np.ndarray  # int64 [units]: consecutive rows of each unit
+    includes: bool  # whether samples include the info; `data` excludes it
 
 
 def joined(allotted: Sequence[Share], drawn: Sequence[Drawn | None], key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
-    """One batch and its info, with the importance weights of one buffer that holds everything.
+    """Join parts to one batch and its info, with the importance weights of a single buffer with all rows.
 
-    Units come in random order; without `shuffle` in the order of the shards. Each row is copied once. A batch that one
-    shard has drawn is not copied. The parts stay as they are.
+    Units come in random order; without `shuffle`, in shard order. Each row is copied once, and a batch from a single
+    shard not at all. The parts are not modified.
 
     Args:
-        allotted: the shares of all shards that the number of units of each follows from.
-        drawn: what each shard has drawn; None for nothing.
-        key: random bits, [2] uint32: of the order.
+        allotted: the shares of all shards from which units were allotted.
+        drawn: the part of each shard; None if it drew nothing.
+        key: random bits for the order, [2] uint32.
 
-    RuntimeError where parts do not fit together.
+    RuntimeError if parts do not fit together.
     """
     factors = rescale(allotted, [None if part is None else part.share for part in drawn])
     parts = [(part, float(factor)) for part, factor in zip(drawn, factors, strict=True) if part is not None]
@@ -58,7 +58,7 @@ def joined(allotted: Sequence[Share], drawn: Sequence[Drawn | None], key: np.nda
 
 
 def _info(part: Drawn, factor: float, masked: bool) -> dict[Any, Any]:
-    """The info of a part with weights times a factor; with a mask where slices of another part were padded."""
+    """The info of a part with scaled weights, and a mask if slices of another part were padded."""
     info = dict(part.info)
     if _WEIGHT in info:
         info[_WEIGHT] = info[_WEIGHT] * factor
@@ -69,7 +69,7 @@ def _info(part: Drawn, factor: float, masked: bool) -> dict[Any, Any]:
 
 
 def _order(lengths: Sequence[np.ndarray], key: np.ndarray | None) -> list[Places]:
-    """Random places in a batch of the rows of each part, and of its units; those in order without a key."""
+    """Random positions in a batch for the rows of each part, and for its units; consecutive positions without a key."""
     every = np.concatenate(lengths)
     units = np.arange(every.size) if key is None else randomness.generator_of(key).permutation(every.size)
     rows = np.repeat(units, every).argsort(kind="stable").argsort()
@@ -78,18 +78,18 @@ def _order(lengths: Sequence[np.ndarray], key: np.ndarray | None) -> list[Places
 
 
 def placed(parts: Sequence[Any], *places: Places) -> Any:
-    """Parts of one kind joined, each row at its place: tensors, tensordicts, lists of items, and pytrees of these.
+    """Join parts of one kind at given positions: tensors, tensordicts, item lists, and pytrees of these.
 
     Args:
-        parts: with as many rows as there are places. Tensors are copied once.
-        *places: ways to place rows; of each tensor the first one that has as many places as it has rows in each part.
+        parts: parts with one row per position. Tensors are copied once.
+        *places: alternative positions. A tensor uses the first alternative that has its number of rows in each part.
 
-    RuntimeError for parts of different entries, shapes or dtypes, and for other numbers of rows; TypeError for what has
-    no rows.
+        RuntimeError for parts with different entries, shapes or dtypes, or other numbers of rows. TypeError for a value
+        without rows.
     """
     first = parts[0]
     if isinstance(first, dict) or all(type(part) is TensorDict for part in parts):
-        entries = [dict(part.items()) for part in parts]  # `TensorDict.get` would unwrap entries that are no tensors
+        entries = [dict(part.items()) for part in parts]  # `TensorDict.get` would unwrap non-tensor entries
         keys = [entry.keys() for entry in entries]
         if lacking := set().union(*keys) - set(keys[0]).intersection(*keys):
             raise RuntimeError(f"the shards hold items of different kinds: only some have {sorted(map(str, lacking))}")

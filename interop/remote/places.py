@@ -1,4 +1,4 @@
-"""The index of an item over all shards: its slot, plus the capacity of the shards before its own."""
+"""Global indices: the slot of an item plus the capacities of the shards before its own."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import torch
 
 
 def to_global(index: Any, shard: int, capacity: int) -> Any:
-    """The index over all shards of items of one shard, in the same form; -1 stays -1.
+    """Convert an index of one shard to a global index of the same form; -1 stays -1.
 
     Args:
-        index: an int, an integer tensor [n], coordinates [n, ndim] or a tuple of them, as samplers and writers give it;
-            or None. The first coordinate counts on over the shards.
-        shard: which shard, from 0.
+        index: an int, an integer tensor [n], coordinates [n, ndim] or a tuple of them, as returned by samplers and
+            writers, or None. The first coordinate is offset by the shard.
+        shard: the number of the shard, from 0.
         capacity: `Storage.max_size` of every shard.
     """
     if isinstance(index, tuple):
@@ -23,9 +23,9 @@ def to_global(index: Any, shard: int, capacity: int) -> Any:
 
 
 def to_local(index: Any, shards: int, capacity: int) -> list[tuple[torch.Tensor, Any]]:
-    """For each shard the positions in the index that are its own, int64, and the index there. Entries of -1 are dropped.
+    """Split a global index by shard: the positions in it, int64, and the local index. Entries of -1 are dropped.
 
-    IndexError for an index of no shard.
+    IndexError for an index outside of all shards.
     """
     columns = [torch.as_tensor(each) for each in index] if isinstance(index, tuple) else []
     every = torch.atleast_1d(torch.stack(columns, -1) if columns else torch.as_tensor(index))

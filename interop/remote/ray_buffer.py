@@ -1,4 +1,4 @@
-"""A replay buffer in processes of their own, on Ray."""
+"""A replay buffer in Ray actors."""
 
 import itertools
 import threading
@@ -34,9 +34,9 @@ from interop.remote.shares import allot, subkeys
 
 @dataclass(frozen=True)
 class Options:
-    """How one client calls the shards. See `RayReplayBuffer`; `copy` is that of its `transport_options`.
+    """The call options of a client. See `RayReplayBuffer`; `copy` is that of its `transport_options`.
 
-    ValueError for a value that is not known, TypeError for a number of batches that is no int.
+    ValueError for an unknown value, TypeError if `prefetch` is no int.
     """
 
     totals: str
@@ -54,7 +54,7 @@ class Options:
 
 
 def _everywhere(name: str, returns_self: bool = False) -> Callable[..., Any]:
-    """A method that changes how each shard is built."""
+    """Make a method that changes the configuration of all shards."""
 
     def everywhere(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
         self._drop_ahead()
@@ -68,7 +68,7 @@ def _everywhere(name: str, returns_self: bool = False) -> Callable[..., Any]:
 
 
 def _of_several(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method for several shards. The method of the buffer itself is called for a single one."""
+    """Decorate a method for several shards: a single shard is called directly."""
 
     @wraps(method)
     def call(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
@@ -80,37 +80,37 @@ def _of_several(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RayReplayBuffer:
-    """A replay buffer whose rows lie in one or several Ray actors, its *shards*, with the methods of `ReplayBuffer`.
+    """A replay buffer with its rows in one or several Ray actors, the *shards*. Has the methods of `ReplayBuffer`.
 
-    Writes go to one shard, without waiting for the others. Draws and updates follow the law of one buffer that holds all
-    rows. The index of a row is its slot plus the number of its shard times the capacity of a shard. Batches come through
-    Ray's object store without a copy where one shard has the whole batch: their tensors must not be written to.
+    A write goes to one shard and does not wait for the others. Draws and updates follow the distribution of a single
+    buffer with all rows. The index of a row is its slot plus its shard number times the capacity of a shard. A batch from
+    one shard is read from Ray's object store without a copy: do not write to its tensors.
 
-    Every call ends within `timeout` seconds, with `RemoteTimeoutError` at the latest. A shard whose process dies restarts
-    from the latest checkpoint; calls of it meanwhile raise `ShardLostError`, and so does the first call of each client
-    that finds rows lost. Warnings of a shard go to the log of its process. `set_storage`, `set_sampler` and `set_writer`
-    return nothing: what they replace is dropped.
+    A call that exceeds `timeout` seconds raises `RemoteTimeoutError`. A dead shard restarts from the latest checkpoint.
+    Until then its calls raise `ShardLostError`, and so does the first later call of each client if rows were lost. Warnings
+    of a shard go to the log of its process. `set_storage`, `set_sampler` and `set_writer` return None: the replaced
+    component is dropped.
 
     Args:
-        *args: of `replay_buffer_cls`.
-        replay_buffer_cls: what each shard is.
-        ray_init_config: arguments of `ray.init`, which is called where Ray does not run yet.
-        remote_config: options of the actors; by default one CPU, 2 GiB and, where there is CUDA, a fifth of a GPU. Where
-            no GPU is reserved, tensors go to the CPU before they are sent.
-        transport: "auto" or "ray", Ray's object store.
-        transport_options: {"copy": True} has batches copied, so that they can be written to.
+        *args: arguments of `replay_buffer_cls`.
+        replay_buffer_cls: the class of each shard.
+        ray_init_config: arguments of `ray.init`, called if Ray is not running.
+        remote_config: options of the actors; by default one CPU, 2 GiB and, with CUDA, a fifth of a GPU. Without a
+            reserved GPU, tensors are moved to the CPU before they are sent.
+        transport: "auto" or "ray": Ray's object store.
+        transport_options: {"copy": True} copies batches, so that they are writable.
         delayed_init: start the shards at the first use.
-        num_shards: how many actors. Each has the whole capacity of `storage`.
-        totals: "exact" asks the shards for their totals before each draw, "latest" uses those of their last answers. With
-            "latest" a draw is one round trip; the importance weights are those of the probabilities that were used.
-        ack: "received": a write has returned when the shard has the rows; "durable": when they are on disk as well.
-        recovery_dir: a folder, on a disk that outlives the actors, for durable writes and the place of the latest
-            checkpoint. A buffer that is built on the folder of an earlier one goes on with its rows.
-        timeout: seconds, of every call but those that read or write checkpoints.
-        prefetch: how many batches a thread draws ahead. Dropped by `empty`, `loads` and `set_*`, not by writes: they show
-            the buffer as it was when they were drawn.
-        **kwargs: of `replay_buffer_cls`. Storage, sampler and writer as constructors, transforms by `transform_factory`;
-            where these have a parameter `shard` it gets the number of the shard.
+        num_shards: the number of actors. Each has the full capacity of `storage`.
+        totals: "exact" queries the shards' totals before each draw; "latest" uses those of their last replies, for one
+            round trip per draw. Importance weights use the actual draw probabilities in both cases.
+        ack: "received": a write returns when the shard has the rows; "durable": when they are also on disk.
+        recovery_dir: a folder, on a disk that outlives the actors, for durable writes and the path of the latest
+            checkpoint. A new buffer on the folder of an earlier one restores its rows.
+        timeout: the time limit of calls in seconds, except those that read or write checkpoints.
+        prefetch: the number of batches that a thread draws ahead. They show the buffer at the time of their draw. `empty`,
+            `loads` and `set_*` drop them, writes do not.
+        **kwargs: arguments of `replay_buffer_cls`. Pass storage, sampler and writer as constructors, and transforms by
+            `transform_factory`. A constructor with a parameter `shard` receives the number of the shard.
 
     Raises:
         RuntimeError: ray is not installed.
@@ -159,15 +159,15 @@ class RayReplayBuffer:
 
     def _begin(self, count: int, options: Options, priority_key: Any, home: int) -> None:
         self._count, self._options, self._priority_key = count, options, priority_key
-        self._home = home  # the shard to which this client writes streams of slices, and other rows first
+        self._home = home  # the shard for all slice data of this client, and for its first other rows
         self._writes, self._clients = itertools.count(home), itertools.count()
         self._lock = threading.RLock()
         self._rng: torch.Generator | None = None
-        self._shares: dict[int, list[Any]] = {}  # the last ones, by size of the batch
+        self._shares: dict[int, list[Any]] = {}  # batch size -> last shares
         self._ran_out = False
         self._ahead: deque[Future[Any]] = deque()
         self._ahead_of: Any = None
-        self._pool = ThreadPoolExecutor(1, "prefetch")  # one thread: batches of an epoch come in order
+        self._pool = ThreadPoolExecutor(1, "prefetch")  # one thread keeps the order of an epoch
 
     @property
     def _shards(self) -> Shards:
@@ -179,7 +179,7 @@ class RayReplayBuffer:
             return self._made
 
     def start(self) -> Self:
-        """Start the shards where they do not run yet. RuntimeError after `shutdown`."""
+        """Start the shards if they are not running. RuntimeError after `shutdown`."""
         self._shards  # noqa: B018
         return self
 
@@ -189,7 +189,7 @@ class RayReplayBuffer:
         return self._made is not None and self._made.are_alive()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the shards. What is not in a checkpoint is lost. RuntimeError on a client. The second time does nothing."""
+        """End the shards; rows outside of checkpoints are lost. Idempotent. RuntimeError on a client."""
         if not self._owns:
             raise RuntimeError("a client cannot shut the buffer down: call shutdown() of the buffer itself")
         self._drop_ahead()
@@ -201,10 +201,10 @@ class RayReplayBuffer:
     close = shutdown
 
     def client(self, **options: Any) -> "RayReplayBuffer":
-        """A handle for another thread, task or actor, that can be pickled and cannot shut the buffer down.
+        """A picklable handle for another thread, task or actor. It cannot shut the buffer down.
 
         Args:
-            **options: `totals`, `ack`, `timeout`, `prefetch` or `copy`, where they are not to be those of this buffer.
+            **options: overrides of this buffer's `totals`, `ack`, `timeout`, `prefetch` or `copy`.
         """
         home = next(self._clients) % self._count
         made = type(self).__new__(type(self))
@@ -212,7 +212,7 @@ class RayReplayBuffer:
         return made
 
     def clients(self, n: int, **options: Any) -> list["RayReplayBuffer"]:
-        """`n` such handles, which begin to write at different shards."""
+        """`n` handles as by `client`. Their first writes go to different shards."""
         return [self.client(**options) for _ in range(n)]
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -231,10 +231,10 @@ class RayReplayBuffer:
     def extend(
         self, data: Any, *, update_priority: bool | None = None, ack: str | None = None, shard: int | None = None
     ) -> Tensor:
-        """Write a batch to one shard, by default to each in order, of slices always to the same. Returns the indices.
+        """Write a batch to one shard, by default in rotation; slice data always to the same shard. Returns the indices.
 
-        With `ack="durable"` the batch is on disk when this returns. Where it raises `ShardLostError` or
-        `RemoteTimeoutError` the batch may have been written.
+        With `ack="durable"` the batch is on disk when this returns. After `ShardLostError` or `RemoteTimeoutError` the
+        batch may have been written.
         """
         kwargs = {} if update_priority is None else {"update_priority": update_priority}
         return cast(Tensor, self._write("extend", data, kwargs, ack, shard))
@@ -250,18 +250,18 @@ class RayReplayBuffer:
         return shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give items new priorities, each in its shard. `index` as the info of a sample has it."""
+        """Set the priorities of items. `index` is the index in the info of a sample."""
         self._at_home("update_priority", index, priority=priority)
 
     def mark_update(self, index: Any) -> None:
-        """Give items the default priority of the samplers."""
+        """Set the priorities of items to the sampler's default."""
         self._at_home("mark_update", index)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give the items of a sample the priorities under `priority_key`, each in its shard."""
+        """Set the priorities of a sample's items to its entry `priority_key`."""
         data = data.select("index", "anchor_index", "validity_mask", self._priority_key, strict=False)
         index = data.get("index", None)
-        if self._count == 1 or index is None or not index.numel():  # the buffer says what is wrong without an index
+        if self._count == 1 or index is None or not index.numel():  # the buffer raises the error for a missing index
             self._shards.one(0, "update_tensordict_priority", data)
             return
         data, index = (data, index) if data.ndim else (data.unsqueeze(0), index.unsqueeze(0))
@@ -273,7 +273,7 @@ class RayReplayBuffer:
     def update_if_present(
         self, *, index: Any, generation: Any, patch: Any, version: Any = None, **options: Any
     ) -> ConditionalUpdateResult:
-        """`ReplayBuffer.update_if_present`, in the shard of each item."""
+        """Run `ReplayBuffer.update_if_present` in the shard of each item."""
         given = {"generation": generation, "patch": patch} | ({} if version is None else {"version": version})
         updated, rejected = torch.zeros(2, len(torch.as_tensor(generation).reshape(-1)), dtype=torch.bool)
         for at, found in self._at_home("update_if_present", index, **given, **options):
@@ -283,12 +283,12 @@ class RayReplayBuffer:
         return ConditionalUpdateResult(updated, None if version is None else rejected)
 
     def _at_home(self, name: str, index: Any, **given: Any) -> list[tuple[Any, Any]]:
-        """Call a method in each shard that has items at index, with their rows of what is given.
+        """Call a method in each shard with items of the index, with their rows of `given`.
 
-        Returns the positions of each shard in the index, and what the method returned. An empty index goes to the first.
+        Returns, by shard, the positions in the index and the result. An empty index is sent to the first shard.
         """
         shards = self._shards
-        if self._count == 1:  # the buffer says what is wrong with an index
+        if self._count == 1:  # the buffer raises the errors for an invalid index
             return [(slice(None), shards.one(0, name, index=index, **given))]
         parts = to_local(index, self._count, shards.facts[0].rows)
         count = length_of(index if isinstance(index, tuple) else torch.atleast_1d(torch.as_tensor(index)))
@@ -297,7 +297,7 @@ class RayReplayBuffer:
         for shard in homes:
             at, mine = parts[shard]
             kwargs = {"index": mine, **{key: rows_at(each, at, count) for key, each in given.items()}}
-            if name == "update_tensordict_priority":  # it finds the index in the data
+            if name == "update_tensordict_priority":  # it reads the index from the data
                 kwargs["data"].set("index", kwargs.pop("index").reshape(kwargs["data"]["index"].shape))
             calls[shard] = (name, (), kwargs)
         return [(parts[shard][0], each) for shard, each in shards.some(calls).items()]
@@ -312,13 +312,13 @@ class RayReplayBuffer:
     share = _everywhere("share", returns_self=True)
 
     def empty(self) -> None:
-        """Forget all rows. Shards that restart begin empty."""
+        """Remove all rows. Restarting shards begin empty."""
         self._drop_ahead()
         self._shards.all("empty")
         self._replaced(rows=True)
 
     def _replaced(self, rows: bool, priorities: bool = True) -> None:
-        """Begin another epoch; with `rows` have shards restart without those of checkpoints and durable writes."""
+        """Begin a new epoch. With `rows`, drop the shards' checkpoints and durable writes as restart points."""
         self._shards.coordinate("restart")
         if rows or priorities:
             self._shards.highest = None
@@ -326,7 +326,7 @@ class RayReplayBuffer:
             self._shards.restart_from(None)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Use a generator for the draws of this client: with one shard its present state, with several its numbers."""
+        """Set the generator of this client's draws: one shard copies its state, several draw seeds from it."""
         self._drop_ahead()
         self._shards.all("set_rng", generator)
         self._rng = generator
@@ -336,7 +336,7 @@ class RayReplayBuffer:
 
     @_of_several
     def __getitem__(self, index: Any) -> Any:
-        """Rows by index as `sample` gives it; by slices and masks among the stored rows, in order of shards and slots."""
+        """Rows by index of `sample`, or by slices and masks over the stored rows, in order of shards and slots."""
         if (key := as_key(index)) is not None:
             return self[:][key]
         if index is Ellipsis or is_all(index):
@@ -365,7 +365,7 @@ class RayReplayBuffer:
             self._at_home("__setitem__", places, value=value)
 
     def _places(self, index: Any) -> Any:
-        """The index over all shards of what slices, masks and negative numbers choose among the stored rows."""
+        """Convert slices, masks and negative numbers over the stored rows to a global index."""
         number, rows = as_int(index), self._shards.facts[0].rows
         if number is not None and number >= rows * self._count:
             raise IndexError(f"index {number} is out of range: {self._count} shards have {rows * self._count} slots")
@@ -377,7 +377,7 @@ class RayReplayBuffer:
         return chosen if number is None else int(chosen)
 
     def stats(self) -> dict[str, int | float | bool]:
-        """The numbers of `ReplayBuffer.stats` over all shards, and "shards"."""
+        """`ReplayBuffer.stats` over all shards, and their number "shards"."""
         each = self._shards.all("stats")
         found = {
             name: sum(one[name] for one in each) for name in ("size", "write_count", "capacity") if name in each[0]
@@ -387,7 +387,7 @@ class RayReplayBuffer:
 
     @property
     def write_count(self) -> int:
-        """Rows ever written."""
+        """The total number of rows written."""
         return sum(each["write_count"] for each in self._shards.all("stats"))
 
     @property
@@ -397,16 +397,16 @@ class RayReplayBuffer:
 
     @property
     def dim_extend(self) -> int:
-        """The dim of data along which `extend` runs."""
+        """The dim of the data along which `extend` writes rows."""
         return self._shards.facts[0].dim_extend
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the one shard, or of several, under "shards"."""
+        """The state of a single shard, or of several under "shards"."""
         found = self._shards.all("state_dict")
         return found[0] if self._count == 1 else {"shards": found}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave. ValueError for another number of shards."""
+        """Load a result of `state_dict`. ValueError for another number of shards."""
         states = [state_dict] if self._count == 1 else state_dict["shards"]
         if len(states) != self._count:
             raise ValueError(f"the state is of {len(states)} shards, the buffer has {self._count}")
@@ -415,15 +415,15 @@ class RayReplayBuffer:
         self._replaced(rows=True)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw a batch from all shards by the law of one buffer; with `return_info` also its info.
+        """Draw a batch, and with `return_info` its info, from all shards as from a single buffer.
 
-        RuntimeError without any batch size, or where nothing is stored.
+        RuntimeError without a batch size, or for an empty buffer.
         """
         found, self._ran_out = self._drawn("sample", batch_size, return_info)
         return found
 
     def next(self) -> Any:
-        """The next batch of a running iteration; None once at its end, after which it begins again."""
+        """The next batch of the current iteration. Returns None once at its end, then restarts."""
         if self._count == 1:
             return self._drawn("next")[0]
         if self.batch_size is None:
@@ -434,13 +434,13 @@ class RayReplayBuffer:
         return self.sample()
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches until the sampler runs out. RuntimeError without a batch size of the constructor."""
+        """Iterate over batches until the sampler runs out. RuntimeError without a batch size of the constructor."""
         self._ran_out = False
         while (batch := self.next()) is not None:
             yield batch
 
     def _drawn(self, *asked: Any) -> tuple[Any, bool]:
-        """The next batch; with `prefetch` one that was requested before, and a new request."""
+        """The next batch. With `prefetch`, pops one from the queue and requests another."""
         if not self._options.prefetch:
             return self._draw(*asked)()
         with self._lock:
@@ -457,7 +457,7 @@ class RayReplayBuffer:
             raise
 
     def _draw(self, name: str, *asked: Any) -> Callable[[], tuple[Any, bool]]:
-        """A draw to be made, in another thread too: its random numbers are those of this moment."""
+        """A callable for a draw, for any thread. Its random key is drawn now."""
         if self._count == 1:
             return lambda: (self._shards.one(0, name, *asked), False)
         batch_size, return_info = asked
@@ -473,7 +473,7 @@ class RayReplayBuffer:
                 self._ahead.popleft().cancel()
 
     def _sampled(self, key: np.ndarray, size: int, return_info: bool) -> tuple[Any, bool]:
-        """A batch, and whether it ends an epoch."""
+        """Draw a batch. Returns it, and whether it ends an epoch."""
         shards, exact = self._shards, self._options.totals == "exact"
         remembered = None if exact else self._shares.get(size)
         shares = remembered or shards.all("share", size)
@@ -487,14 +487,14 @@ class RayReplayBuffer:
         calls: dict[int, Call] = {
             n: ("draw", (int(counts[n]), size, keys[n], parts[n]), {}) for n in counts.nonzero()[0].tolist()
         }
-        if not exact:  # shards that draw nothing tell their totals, which would be old for ever otherwise
+        if not exact:  # shards that draw nothing report totals too, or these would never be updated
             calls |= {n: ("share", (size,), {}) for n in range(self._count) if n not in calls}
         try:
             found = shards.some(calls)
         except RuntimeError as error:
             if remembered is None or isinstance(error, RemoteError):
                 raise
-            self._shares.pop(size, None)  # a shard was emptied since
+            self._shares.pop(size, None)  # a shard was emptied meanwhile
             return self._sampled(key, size, return_info)
         drawn = [found[n] if counts[n] else None for n in range(self._count)]
         if not (exact or shares[0].in_epochs):
@@ -503,26 +503,26 @@ class RayReplayBuffer:
         return ((data, info) if return_info else data), ran_out
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save all shards at one point in time, in a folder that every shard's machine sees.
+        """Save all shards at one point in time, to a folder that is visible to every shard's machine.
 
-        Writes and draws wait until each shard is saved. The checkpoint counts when this returns; killed at any point it
-        leaves the previous one or the new one, whole. FileNotFoundError names a machine that does not see the folder. It
-        is where shards restart from.
+        Blocks writes and draws until each shard is saved. The checkpoint is the new restart point of the shards. If the
+        process is killed, the folder holds the previous checkpoint or the new one, complete. FileNotFoundError names a
+        machine that does not see the folder.
         """
         save(self._shards, path)
 
     def loads(self, path: str | PathLike[str]) -> None:
-        """Load what `dumps` saved: into as many shards as it was, exactly; into another number row by row.
+        """Load a checkpoint of `dumps`: exactly, into an equal number of shards; row by row into another number.
 
-        Then rows are dealt out in the order in which they were written, with their priorities; those of slices in pieces,
-        one for each shard, of which trajectories are cut at the ends. What else samplers and generators hold begins anew.
-        A folder written by `dumps` of one buffer counts as one shard. All rows go through the memory of the caller, and
-        shards restart without them until the next `dumps`.
+        In the latter case, rows are redistributed in write order, with their priorities. Slice data is split into one
+        consecutive piece per shard, which cuts trajectories at its ends. Other state of samplers and generators is reset. A
+        checkpoint of a single buffer counts as one shard. All rows pass through the caller's memory, and restarting shards
+        lack them until the next `dumps`.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
-            CheckpointCorrupt: it is damaged.
-            CheckpointMismatch: it is one of something else, or has more rows than the shards have room for.
+            CheckpointCorrupt: the checkpoint is damaged.
+            CheckpointMismatch: the checkpoint is of another object, or has more rows than the shards can hold.
         """
         self._drop_ahead()
         restore(self._shards, path)

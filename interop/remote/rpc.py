@@ -1,4 +1,4 @@
-"""A replay buffer of tensordicts whose methods take a reference of torch RPC as self."""
+"""A `TensorDictReplayBuffer` for torch RPC, whose methods accept a remote reference as self."""
 
 import inspect
 from collections.abc import Callable
@@ -15,10 +15,9 @@ _SPECIAL = ("__getitem__", "__iter__", "__len__", "__setitem__")
 class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that other processes call by torch RPC.
 
-    Every public method may be called with an `RRef` of the buffer as self, and then runs on the referenced buffer. In the
-    process that owns it, this is a call of the buffer itself. In any other process, it is one synchronous RPC to the owner,
-    with the default timeout of RPC, and the errors of the method are raised here. For calls that do not wait:
-    `rpc.rpc_async(rref.owner(), RemoteTensorDictReplayBuffer.sample, args=(rref, 256))`.
+    Every public method accepts an `RRef` of the buffer as self, and runs on the referenced buffer. In the owner process
+    this is a local call. In another process it is one synchronous RPC to the owner, with RPC's default timeout; errors of
+    the method are raised in the caller. For asynchronous calls:
 
     TypeError for a self that is neither a buffer nor an `RRef` of one. RuntimeError where RPC is not running in this
     process, or torch was built without it.
@@ -30,12 +29,12 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     def sample(  # type: ignore[override]  # torchrl has the last two arguments in this order
         self, batch_size: int | None = None, include_info: bool | None = None, return_info: bool = False
     ) -> Any:
-        """`TensorDictReplayBuffer.sample`, with the last two arguments in the other order."""
+        """`TensorDictReplayBuffer.sample` with the last two arguments swapped."""
         return super().sample(batch_size, return_info=return_info, include_info=include_info)
 
 
 def _taking_references(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of a buffer, which also takes an `RRef` of one as self."""
+    """Make a buffer method accept an `RRef` as self."""
 
     @wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +49,7 @@ def _taking_references(name: str, method: Callable[..., Any]) -> Callable[..., A
 
 
 def _is_owned(reference: Any, name: str) -> bool:
-    """Whether an `RRef` is of an object of this process. The errors of `RemoteTensorDictReplayBuffer`."""
+    """Whether this process owns an `RRef`. Raises the errors of `RemoteTensorDictReplayBuffer`."""
     if not rpc.is_available():
         raise RuntimeError("this build of torch has no RPC: install one for which torch.distributed.rpc.is_available()")
     if not isinstance(reference, rpc.PyRRef):

@@ -1,4 +1,4 @@
-"""One of the buffers that a sharded buffer is made of."""
+"""One shard: a buffer that holds a part of the rows of a sharded buffer."""
 
 import contextlib
 import threading
@@ -37,20 +37,20 @@ _ROWS = ("add", "extend", "update_priority", "update_tensordict_priority", "upda
 _STATE = ("__setitem__", "load", "loads", "load_state_dict", "append_transform", "insert_transform", "share")
 _PARTS = ("register_save_hook", "register_load_hook", "set_sampler", "set_storage", "set_writer")
 WRITES = frozenset((*_ROWS, *_STATE, *_PARTS))
-_LARGEST = 2**62  # the highest index over all shards
+_LARGEST = 2**62  # the maximum global index
 
 
 class Shard:
-    """One buffer of several that are drawn from as one, behind one lock. Safe from several threads.
+    """One of several buffers that are sampled as one, behind one lock. Thread-safe.
 
-    What it returns has indices over all shards (see `to_global`); what it takes has its own.
+    Results have global indices (see `to_global`); arguments have local indices.
 
     Args:
-        number: which shard it is, from 0.
-        count: how many there are.
-        make: makes the buffer.
+        number: the number of the shard, from 0.
+        count: the number of shards.
+        make: builds the buffer.
 
-    TypeError for what is no `ReplayBuffer`; ValueError for a storage without a bound, as indices count on from it.
+    TypeError if `make` returns no `ReplayBuffer`. ValueError for an unbounded storage, which has no global indices.
     """
 
     def __init__(self, number: int, count: int, make: Callable[[], ReplayBuffer]) -> None:
@@ -61,11 +61,11 @@ class Shard:
         self.capacity = buffer.storage.max_size
         if self.capacity > _LARGEST // count:
             raise ValueError(f"{count} shards need bounded storages, got max_size={self.capacity}: give a max_size")
-        self._lock = threading.Lock()  # of every write and draw; also of `hold`, which another thread releases
+        self._lock = threading.Lock()  # held by writes, draws and `hold`, which another thread releases
         self._held = False
 
     def share(self, batch_size: int) -> Share:
-        """The share of this shard in batches of this size. TypeError for samplers of users."""
+        """The share of this shard in batches of this size. TypeError for a custom sampler."""
         with self._lock, locked(self.buffer):
             return self._share(batch_size)
 
@@ -77,15 +77,15 @@ class Shard:
         return share
 
     def draw(self, units: int, batch_size: int, key: np.ndarray, planned: Planned | None = None) -> Drawn:
-        """The part of a batch that falls to this shard. It follows from the key and what is stored.
+        """Draw this shard's part of a batch. Deterministic, given the key and the stored rows.
 
         Args:
-            units: how many to draw: items, or slices of the length that those of the whole batch have.
-            batch_size: of the whole batch.
+            units: the number of items or slices. Slices have the same length as in the whole batch.
+            batch_size: the size of the whole batch.
             key: random bits, [2] uint32.
-            planned: which units, for samplers without replacement.
+            planned: the units to draw, for samplers without replacement.
 
-        RuntimeError where nothing is stored, or less than was planned.
+        RuntimeError for an empty shard, or fewer stored units than planned.
         """
         with self._lock, locked(self.buffer), contextlib.ExitStack() as after:
             sampler, share = self.buffer.sampler, self._share(batch_size)
@@ -102,20 +102,21 @@ class Shard:
             lengths = np.full(len(rows) // share.unit, share.unit)
         includes = isinstance(self.buffer, TensorDictReplayBuffer)
         if includes and isinstance(data, TensorDictBase):
-            data = data.exclude(*info)  # which some shards may have included already
+            data = data.exclude(*info)  # some shards may have included it already
         return Drawn(data, {**info, "index": self._global(info["index"])}, share, lengths, includes)
 
     @property
     def highest(self) -> float | None:
-        """`Share.highest` of this moment, without waiting for a write or draw."""
+        """The current `Share.highest`. Does not wait for writes or draws."""
         sampler = self.buffer.sampler
         return sampler.highest if isinstance(sampler, PrioritizedSampler) else None
 
     def raise_default_priority(self, priority: float | None) -> None:
-        """Give items that are new from now on at least this priority; nothing for None.
+        """Raise the priority of future items to at least this value; None does nothing.
 
-        One buffer gives new items the highest priority of all. Shards do for a client that passes the highest `highest` of
-        all replies it got along with each call. Updates that it has not seen yet count in their own shard alone.
+        A single buffer gives new items the highest priority of all items. Shards approximate this: each call of a client
+        passes the highest `Share.highest` of its earlier replies. Updates that the client has not seen only count in their
+        own shard.
         """
         if priority is not None:
             with self._lock:
@@ -123,9 +124,9 @@ class Shard:
                     sampler.raise_default_priority(priority)
 
     def call(self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Call a method, or read a property, of the buffer: one of `READS` or `WRITES`; AttributeError for another.
+        """Call a method or read a property of the buffer, one of `READS` or `WRITES`; AttributeError for others.
 
-        A method that returns the buffer itself returns None here. ValueError for a storage of another capacity.
+        A method that returns the buffer returns None here. ValueError for a new storage of another capacity.
         """
         if name not in READS and name not in WRITES:
             raise AttributeError(f"a shard has no {name}()")
@@ -149,7 +150,7 @@ class Shard:
         self._held = True
 
     def release(self) -> None:
-        """Let writes and draws go on. RuntimeError where nothing was held."""
+        """Unblock writes and draws. RuntimeError if they were not held."""
         if not self._held:
             raise RuntimeError(f"shard {self.number} is not held")
         self._held = False
@@ -157,7 +158,7 @@ class Shard:
 
 
 def _positions(share: Share, units: int, key: np.ndarray, planned: Planned) -> np.ndarray:
-    """The planned positions; of a shard that was written to since, as many of its units as they are now."""
+    """The planned positions. If the shard was written to since, as many random units of its current ones."""
     size = int(share.mass)
     if share.version == planned.version and planned.positions.max() < size:
         return planned.positions

@@ -1,4 +1,4 @@
-"""Calls of the processes of all shards: each has an answer, or an error, within a time limit."""
+"""Remote calls of all shards, with a time limit."""
 
 import time
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ from interop.remote.errors import RemoteError, RemoteTimeoutError, ShardLostErro
 from interop.remote.wire import Wire
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # the name of a method, its args and kwargs
-GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads: one keeps the order of the writes of each client
-NOTHING = "nothing: it is empty"  # the origin of a shard that has none of the rows it had before
+GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads per group; a single write thread keeps the order
+NOTHING = "nothing: it is empty"  # origin of a shard that lost all its rows
 _GROUP_OF = dict.fromkeys(("sample", "next", "share", "draw"), "draw")
 _GROUP_OF |= dict.fromkeys(("facts", "save", "look", "verify", "commit", "stats", "__len__"), "control")
 
 
 class Facts(NamedTuple):
-    """A shard as a client sees it: its process, and how it was built."""
+    """A client's knowledge of a shard: its process and its configuration."""
 
-    life: str  # another one after each restart
-    origin: str  # what its rows come from
+    life: str  # changes with each restart
+    origin: str  # the source of its rows
     rows: int  # its capacity
-    ndim: int  # of its storage
-    slices: bool  # whether its sampler draws them
-    has_log: bool  # of durable writes
+    ndim: int  # number of dims of its storage
+    slices: bool  # whether its sampler draws slices
+    has_log: bool  # whether it logs durable writes
     batch_size: int | None
     dim_extend: int
 
 
 class RestartedError(RemoteError):
-    """The process is another one than the caller knows. The call was not carried out."""
+    """The process is not the one known to the caller. The call was not carried out."""
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
@@ -41,15 +41,15 @@ class RestartedError(RemoteError):
 
 
 class ProcessLostError(RemoteError):
-    """A process died or cannot be reached. It is not known whether the call was carried out."""
+    """A process died or is unreachable. The outcome of the call is unknown."""
 
 
 class ProcessEndedError(ProcessLostError):
-    """A process has ended for good: it was shut down, or the process that started it has ended."""
+    """A process ended permanently: it was shut down, or its parent has ended."""
 
 
 def ray_library() -> Any:
-    """The module `ray`. RuntimeError where it is not installed."""
+    """The module `ray`. RuntimeError if it is not installed."""
     try:
         return required("ray", "ray")
     except ImportError as error:
@@ -57,9 +57,10 @@ def ray_library() -> Any:
 
 
 def answered(reference: Any, until: float, process: str, call: str) -> Any:
-    """The result of a remote call. Raises the error of the call.
+    """Wait for the result of a remote call. Raises the error of the call.
 
-    RemoteTimeoutError after a point in monotonic time; ProcessLostError, of which ProcessEndedError is final.
+    RemoteTimeoutError after the monotonic time `until`. ProcessLostError if the process is lost; ProcessEndedError if
+    that is permanent.
     """
     ray = ray_library()
     try:
@@ -75,30 +76,30 @@ def answered(reference: Any, until: float, process: str, call: str) -> Any:
 
 
 def coordinated(coordinator: Any, timeout: float, name: str, *args: Any) -> Any:
-    """Call a method of the coordinator, with a timeout in seconds. The errors of `answered`."""
+    """Call a method of the coordinator within `timeout` seconds. The errors of `answered`."""
     reference = getattr(coordinator, name).remote(*args)
     return answered(reference, time.monotonic() + timeout, "the coordinator of the shards", name)
 
 
 class Shards:
-    """The processes of a buffer as one client sees them. It can be pickled.
+    """A client's connection to the processes of a remote buffer. Picklable.
 
-    A client knows each process by a name that changes with a restart. A call to a process that it does not know is not
-    carried out there: the client gets a `ShardLostError` once, and works with the new process from then on.
+    Each process has an identity that changes with a restart. A restarted process rejects calls for its predecessor: the
+    client gets one `ShardLostError`, and then uses the new process.
 
     Args:
-        processes: handles of the actors.
-        coordinator: the handle of theirs.
-        facts: of each shard.
-        on_cpu: send tensors on the CPU only.
+        processes: the actor handles of the shards.
+        coordinator: the actor handle of the coordinator.
+        facts: the facts of each shard.
+        on_cpu: move tensors to the CPU before sending.
     """
 
     def __init__(self, processes: list[Any], coordinator: Any, facts: list[Facts], on_cpu: bool) -> None:
         self._processes, self._coordinator, self._on_cpu = processes, coordinator, on_cpu
         self.facts = facts
-        self.timeout, self.copy = 60.0, False  # seconds of each call; whether tensors that come back are copied
-        self.highest: float | None = None  # the highest priority of any shard that this client has seen
-        self._reported = set[int]()  # shards whose loss was raised already, and whose new process is not known yet
+        self.timeout, self.copy = 60.0, False  # seconds per call; whether returned tensors are copied
+        self.highest: float | None = None  # the highest priority in any reply
+        self._reported = set[int]()  # lost shards, already reported, with an unknown new process
 
     def client(self, timeout: float, copy: bool) -> "Shards":
         """The same shards for another client."""
@@ -115,9 +116,9 @@ class Shards:
         return list(self.some(dict.fromkeys(range(len(self.facts)), (name, args, kwargs))).values())
 
     def some(self, calls: dict[int, Call], is_long: bool = False) -> dict[int, Any]:
-        """Make a call in each of these shards at once. The first error is raised when all have ended.
+        """Call several shards concurrently. Waits for all, then raises the first error.
 
-        A long call, which reads or writes files, may take any time as long as its process answers others.
+        A long call, which reads or writes files, has no time limit while its process answers other calls.
         """
         until = time.monotonic() + self.timeout
         sent = [(shard, call, self._sent(shard, call)) for shard, call in calls.items()]
@@ -134,7 +135,7 @@ class Shards:
         return found
 
     def change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call a method of each shard that changes how it is built, and have shards that restart repeat it."""
+        """Change the configuration of each shard, and record the call for restarting shards."""
         try:
             self.all(name, *args, **kwargs)
         except Exception as error:
@@ -144,7 +145,7 @@ class Shards:
         self.facts = self.all("facts")
 
     def restart_from(self, checkpoint: Sequence[str | None] | None, cuts: dict[int, int] | None = None) -> None:
-        """Make each shard restart from its folder and the durable writes after its cut; None for those after now."""
+        """Set the restart points: a folder and a cut per shard; durable writes after the cut (None: now) are replayed."""
         folders = checkpoint or [None] * len(self.facts)
         self.coordinate("commit", folders)
         self.some({n: ("commit", (each, None if cuts is None else cuts[n]), {}) for n, each in enumerate(folders)})
@@ -164,13 +165,13 @@ class Shards:
         return True
 
     def kill(self) -> None:
-        """End all processes. Those of a cluster that was shut down have ended."""
+        """End all processes. Does nothing if the cluster was shut down."""
         ray = ray_library()
         for each in [*self._processes, self._coordinator] if ray.is_initialized() else ():
             ray.kill(each)
 
     def _packed(self, name: str, given: Any) -> Wire:
-        """Arguments as they are sent: on the CPU where the shards have no GPU. TypeError for what cannot be pickled."""
+        """Pack arguments, moved to the CPU for shards without a GPU. TypeError if they cannot be pickled."""
 
         def moved(leaf: Any) -> Any:
             return leaf.cpu() if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf
@@ -189,7 +190,7 @@ class Shards:
         return method.remote(self.facts[shard].life, name, highest, self._packed(name, given))
 
     def _while_alive(self, shard: int, answer: Any) -> float:
-        """Wait for the answer to a long call, as long as its process answers others. When the next one has to be there."""
+        """Wait for a long call while its process answers other calls. Returns the next deadline."""
         ray = ray_library()
         while not ray.wait([answer], timeout=self.timeout / 2)[0]:
             asked = self._processes[shard].facts.options(concurrency_group="control").remote()

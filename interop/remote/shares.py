@@ -1,4 +1,4 @@
-"""The law by which one batch is drawn over several shards: that of one buffer that holds everything."""
+"""Allotment of a batch to shards, with the draw probabilities of a single buffer."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from interop.samplers.shares import Share
 
 
 def subkeys(key: np.ndarray, count: int) -> np.ndarray:
-    """Independent keys, [count, 2] uint32, that follow from one, [2] uint32."""
+    """Derive independent keys, [count, 2] uint32, from a key, [2] uint32."""
     return randomness.generator_of(key).integers(2**32, size=(count, 2), dtype=np.uint32)
 
 
 def masses_of(shares: Sequence[Share]) -> np.ndarray:
-    """The mass of each shard, float64 [shards]. RuntimeError where none has anything that can be drawn."""
+    """The sampling mass of each shard, float64 [shards]. RuntimeError if all are zero."""
     masses = np.array([share.mass for share in shares], np.float64)
     if masses.any():
         return masses
@@ -26,29 +26,28 @@ def masses_of(shares: Sequence[Share]) -> np.ndarray:
 
 
 def allot(shares: Sequence[Share], units: int, key: np.ndarray) -> np.ndarray:
-    """How many units of a batch each shard draws: multinomial over their masses, int64 [shards]. O(shards).
+    """Draw the number of units of each shard: multinomial over their masses, int64 [shards]. O(shards).
 
-    A unit is an item, or a slice; `key` is random bits, [2] uint32. The probability of each unit is that in one buffer, if
-    the shares are of the moment of the draw. For older shares `rescale` corrects the weights. RuntimeError where no shard
-    has anything that can be drawn.
+    A unit is an item or a slice; `key` is random bits, [2] uint32. With current shares, each unit has its probability in a
+    single buffer. For older shares, `rescale` corrects the weights. RuntimeError if no shard has anything to draw.
     """
     masses = masses_of(shares)
-    drawable = masses.nonzero()[0]  # NumPy gives what rounding leaves to the last one, which must have mass
+    drawable = masses.nonzero()[0]  # NumPy assigns the rounding error to the last entry, which must have mass
     counts = np.zeros(len(shares), np.int64)
     counts[drawable] = randomness.generator_of(key).multinomial(units, masses[drawable] / masses.sum())
     return counts
 
 
 def rescale(allotted: Sequence[Share], drawn: Sequence[Share | None]) -> np.ndarray:
-    """The factors that turn the "priority_weight" of each shard into that of one buffer, float64 [shards].
+    """The factors from each shard's "priority_weight" to that of a single buffer, float64 [shards].
 
-    Item j of shard i was drawn with probability q = p_i * v_j / T_i. p_i is its part of the masses that `allot` used, T_i
-    its mass at the draw. Its weight is (q / smallest q of all stored items) ** -beta, so it is exact for any p. The shard
-    itself divides by its own smallest v. All are 1 where the sampler gives no weights.
+    Item j of shard i is drawn with probability q = p_i * v_j / T_i: p_i is the shard's fraction of the masses used by
+    `allot`, T_i its mass at the draw. The weight is (q / smallest q of all stored items) ** -beta, exact for any p. The
+    shard itself divides by its own smallest v. Factors are 1 for samplers without weights.
 
     Args:
-        allotted: the shares that `allot` used.
-        drawn: the shares at the draw; None for shards that drew nothing.
+        allotted: the shares used by `allot`.
+        drawn: the shares at the draw; None for a shard that drew nothing.
     """
     now = [then if share is None else share for then, share in zip(allotted, drawn, strict=True)]
     masses = masses_of(allotted)

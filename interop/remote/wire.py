@@ -1,7 +1,7 @@
-"""Python values as they travel between processes: tensors as buffers, which Ray keeps outside of the pickle.
+"""Serialization of values between processes, with tensors in buffers outside of the pickle.
 
-Ray writes each buffer into shared memory and maps it where it is read, so that a tensor is copied once, by the sender.
-Only processes of the same user exchange such values: they are unpickled.
+Ray writes each buffer to shared memory and maps it in the reader, so a tensor is copied once, by the sender. Values are
+unpickled, so only processes of one user may exchange them.
 """
 
 import io
@@ -18,9 +18,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Wire:
-    """A value taken apart: a pickle of everything but the tensors and arrays, and the memory of these.
+    """A serialized value: a pickle without its tensors and arrays, and their memory.
 
-    Tensors are dense ones of any dtype and device. Tensors of other kinds and of graphs are part of the pickle.
+    Dense tensors of any dtype and device have buffers. Other tensors, and those with autograd graphs, are pickled.
     """
 
     rest: bytes
@@ -28,13 +28,13 @@ class Wire:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Take a value apart. No copy of contiguous CPU tensors. TypeError or PicklingError for what pickle refuses."""
+        """Serialize a value. Contiguous CPU tensors are not copied. TypeError or PicklingError if pickle fails."""
         out, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         _Packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
         return cls(out.getvalue(), [np.asarray(each.raw()) for each in buffers])
 
     def value(self, copy: bool = False) -> Any:
-        """The value. Its tensors share the memory of the buffers, which is read-only by contract, unless `copy`."""
+        """Deserialize the value. Without `copy`, tensors share the buffers' memory and must not be written to."""
         return pickle.loads(self.rest, buffers=map(bytearray, self.buffers) if copy else self.buffers)
 
 
@@ -43,7 +43,7 @@ class _Packer(cloudpickle.Pickler):
         if type(value) not in (Tensor, MemoryMappedTensor) or not _is_dense(value) or value.requires_grad:
             return super().reducer_override(value)
         content = value.as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        # Bits, for NumPy lacks some of the dtypes of torch. No tensor without elements can be viewed so.
+        # Send raw bytes, as NumPy lacks some dtypes of torch. Empty tensors have no such view.
         bits = content.view(torch.uint8).numpy() if len(content) else np.empty(0, np.uint8)
         return _tensor, (bits, value.dtype, tuple(value.shape), None if value.is_cpu else str(value.device))
 

@@ -1,4 +1,4 @@
-"""The durable writes of one shard, kept on disk until a checkpoint holds their rows."""
+"""The write-ahead log of one shard: durable writes, kept on disk until a checkpoint holds their rows."""
 
 import re
 import shutil
@@ -16,10 +16,10 @@ _ENTRY = re.compile(r"\d{12}")
 
 
 class WriteLog:
-    """Numbered folders, one a write, each committed as a checkpoint is: flushed, checksummed, whole or absent.
+    """A log of numbered folders, one per write, each committed like a checkpoint: flushed, checksummed, atomic.
 
-    `checkpoint` is the path of the checkpoint that goes before them, None without one, and `cut` the number of the last
-    write that it holds. Of a shard one process at a time has the log.
+    `checkpoint` is the path of the checkpoint before the log, or None; `cut` is the number of the last write in it. One
+    process at a time owns the log of a shard.
     """
 
     def __init__(self, folder: Path, wait: float = 10.0) -> None:
@@ -29,7 +29,7 @@ class WriteLog:
         def wait_for_the_killed_one() -> None:
             raise BlockingIOError
 
-        while True:  # the lock of a process that was killed is free at once, that of one which is ending soon after
+        while True:  # a killed process frees its lock at once, an ending process soon
             try:
                 self._lock = FolderLock(folder, wait_for_the_killed_one)
                 break
@@ -46,7 +46,7 @@ class WriteLog:
 
     @classmethod
     def of_shard(cls, folder: Path, number: int, count: int) -> Self:
-        """The log of one of `count` shards. ValueError where the folder has those of more, whose rows would be missing."""
+        """The log of one of `count` shards. ValueError if the folder has more shards, whose rows would be lost."""
         found = [int(each.name.removeprefix("shard-")) for each in folder.glob("shard-*")]
         if found and max(found) >= count:
             raise ValueError(
@@ -56,24 +56,24 @@ class WriteLog:
         return cls(folder / f"shard-{number}")
 
     def release(self) -> None:
-        """Let another process have the log."""
+        """Release the lock of the log."""
         self._lock.release()
 
     def append(self, call: tuple[str, Any, Any]) -> None:
-        """Put a write on disk: the name of the method, its args and kwargs. TypeError for what only pickle could save."""
+        """Log a write, (method, args, kwargs), to disk. TypeError for a value that would need pickle."""
         with Writing(self._entry(self.last + 1)) as out:
             out.write(encode(call, "a durable write"))
         self.last += 1
 
     def drop_last(self) -> None:
-        """Take back the last write, which the buffer has refused."""
+        """Remove the last write, after the buffer rejected it."""
         shutil.rmtree(self._entry(self.last).rename(self._folder / "dropped"))
         self.last -= 1
 
     def replay(self, write: Callable[[str, Any, Any], Any]) -> None:
-        """Repeat the writes that the checkpoint lacks, in order.
+        """Replay the writes after the checkpoint, in order.
 
-        A write without a commit, and a last one that the buffer refuses, were never acknowledged: they are dropped.
+        Uncommitted writes, and a last write rejected by the buffer, were never acknowledged: they are dropped.
         """
         for number in self._numbers():
             try:
@@ -83,7 +83,7 @@ class WriteLog:
                 continue
             try:
                 write(*call)
-            except (OSError, MemoryError):  # of this machine: the write may have been acknowledged
+            except (OSError, MemoryError):  # a fault of this machine: the write may have been acknowledged
                 raise
             except Exception:
                 if number < self.last:
@@ -91,7 +91,7 @@ class WriteLog:
                 self.drop_last()
 
     def committed(self, checkpoint: str | None, cut: int) -> None:
-        """Go on from another checkpoint, which holds the writes up to `cut`: these are removed."""
+        """Record a new checkpoint, which holds the writes up to `cut`, and remove these writes."""
         with Writing(self._folder / "checkpoint") as out:
             out.write({"path": checkpoint, "cut": cut})
         self.checkpoint, self.cut = checkpoint, cut
