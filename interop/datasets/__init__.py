@@ -1,4 +1,4 @@
-"""Datasets of others as replay buffers: downloaded, verified and converted once, then memory-mapped."""
+"""Public datasets as replay buffers: downloaded, verified and converted once, then memory-mapped."""
 
 from interop.datasets.atari_dqn import AtariDQNExperienceReplay
 from interop.datasets.d4rl import D4RLExperienceReplay

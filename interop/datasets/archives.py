@@ -1,4 +1,4 @@
-"""The files of a tar archive, read as a stream."""
+"""Streaming reader of tar archives."""
 
 import tarfile
 from collections.abc import Iterator
@@ -10,24 +10,24 @@ from interop.datasets.errors import CorruptDatasetError
 
 
 def tar_members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of each file of an archive (tar, tar.gz, tar.xz), in its order. Nothing is written to disk.
+    """Yield the name and content of each file of an archive (tar, tar.gz, tar.xz), in order. Writes nothing to disk.
 
-    A content is read before the next one is asked for; no more of the archive is in memory. `CorruptDatasetError`, also
-    while a content is read, for an archive that is damaged or truncated, and for a member that is no plain file or
-    directory, or has an absolute path or one with "..".
+    Read each content before requesting the next; the rest of the archive is not in memory. `CorruptDatasetError`, also
+    while a content is read, for a damaged or truncated archive, a member that is no plain file or directory, and a path
+    that is absolute or contains "..".
     """
     with decompressed(path) as stream:
         yield from members_of(stream, path)
 
 
 def members_of(stream: Stream, path: object) -> Iterator[tuple[str, IO[bytes]]]:
-    """The members of an archive read from a stream. `path` names it in errors."""
+    """Yield the members of an archive from a stream. `path` names the archive in errors."""
     try:
         archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
         while (member := archive.next()) is not None:
-            archive.members.clear()  # or they would all be kept
+            archive.members.clear()  # tarfile would keep all headers
             name = _checked(member, path)
-            if content := archive.extractfile(member):  # None for folders
+            if content := archive.extractfile(member):  # None for directories
                 yield name, content
     except (tarfile.TarError, ValueError) as error:
         raise CorruptDatasetError(f"{path} is no tar archive, or a damaged one: {error}") from error
@@ -44,13 +44,13 @@ def _checked(member: tarfile.TarInfo, path: object) -> str:
 
 
 class _Header(tarfile.TarInfo):
-    """A header which is whole. tarfile takes a damaged one for the end of the archive."""
+    """A header that rejects damage, which tarfile mistakes for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if buf and not any(buf):  # the end
+            if buf and not any(buf):  # an end-of-archive block
                 raise
             raise tarfile.ReadError(str(error)) from error

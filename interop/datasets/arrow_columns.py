@@ -1,4 +1,4 @@
-"""Columns of Arrow and Parquet files as arrays and text."""
+"""Conversion of Arrow and Parquet columns to arrays and text."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from interop.datasets.errors import CorruptDatasetError
 
 @contextlib.contextmanager
 def faults(what: str) -> Iterator[None]:
-    """Raises the errors of pyarrow as CorruptDatasetError, which begins with `what`."""
+    """Re-raise pyarrow errors as CorruptDatasetError with the prefix `what`."""
     try:
         yield
     except (required("pyarrow", "datasets").ArrowException, OSError, ValueError) as error:
@@ -20,10 +20,10 @@ def faults(what: str) -> Iterator[None]:
 
 
 def values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None = None) -> Any:
-    """A `pyarrow.Array` as an array [rows, ...], a list of text or bytes, or a mapping of these.
+    """Convert a `pyarrow.Array` to an array [rows, ...], a list of text or bytes, or a mapping of these.
 
-    Lists of one length are dims of the array; Minari notes other dims in the metadata of a field. CorruptDatasetError, which
-    begins with `where`, for missing values, lists of several lengths, and other types.
+    Lists of equal length become dims of the array. Minari records further dims in the metadata of a field.
+    CorruptDatasetError, prefixed by `where`, for missing values, lists of different lengths, and other types.
     """
     types, kind = required("pyarrow", "datasets").types, column.type
     if types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""DQN Replay: what DQN agents saw in training on Atari games, through Google Cloud Storage."""
+"""DQN Replay: training data of DQN agents on Atari games, from Google Cloud Storage."""
 
 import json
 import math
@@ -41,13 +41,13 @@ GAMES = [
 IDS = [f"{game}/{run}" for game in GAMES for run in range(1, 6)]
 _ARRAYS = {"observation": ("uint8", 3), "action": ("int32", 1), "reward": ("float32", 1), "terminal": ("uint8", 1)}
 _FILE = re.compile(r"\$store\$_\w+_ckpt\.(\d+)\.gz")
-_ROWS = 4096  # that are read at once
+_ROWS = 4096  # rows per read
 _DONE = ("next", "done")
 
 
 @dataclass(frozen=True)
 class AtariDQNSource(Source):
-    """The checkpoints of the replay buffer of a run. Each is a ring of steps, in six files of gzipped `.npy` arrays."""
+    """The replay buffer checkpoints of a run. Each is a ring of steps, in six files of gzipped `.npy` arrays."""
 
     max_checkpoints: int | None = None
 
@@ -85,7 +85,7 @@ class AtariDQNSource(Source):
         return fetch([file for file in files if file.name.endswith(ends)], folder)
 
     def _chosen(self, names: Iterable[str]) -> list[int]:
-        """The numbers of checkpoints, in order."""
+        """The numbers of the selected checkpoints, in order."""
         found = {int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
         return sorted(found)[: self.max_checkpoints]
 
@@ -99,7 +99,7 @@ class AtariDQNSource(Source):
         return parts
 
     def read(self, part: Part) -> Iterator[TensorDict]:
-        """Some thousand rows at a time. A checkpoint ends, and breaks where new rows would be written, as "truncated"."""
+        """Yield `_ROWS` rows at a time. "truncated" is set at the end of a checkpoint, and at the cursor of its ring."""
         number, *paths = part.which
         start, ends = 0, np.zeros(part.rows, np.uint8)
         cursor = np.array(_notes(part.path, number).get("add_count", 0)) % part.rows
@@ -113,14 +113,14 @@ class AtariDQNSource(Source):
             start += len(frames)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        """For each checkpoint: number, rows, and "add_count" and "invalid_range" of the replay buffer."""
+        """Number, rows, "add_count" and "invalid_range" of each checkpoint."""
         parts = self.parts(folder)
         noted = [{"checkpoint": part.which[0], "rows": part.rows, **_notes(part.path, part.which[0])} for part in parts]
         return {"dataset_id": self.dataset_id, "checkpoints": noted}
 
 
 def _rows(paths: Iterable[Path]) -> int:
-    """The rows of a checkpoint, by the headers of its arrays."""
+    """The number of rows of a checkpoint, from the headers of its arrays."""
     rows = dict[str, int]()
     for path, expected in zip(paths, _ARRAYS.values(), strict=True):
         if not path.exists():
@@ -136,7 +136,7 @@ def _rows(paths: Iterable[Path]) -> int:
 
 
 def _blocks(path: Path) -> Iterator[np.ndarray]:
-    """The rows of an array, some thousand at a time."""
+    """Yield the rows of an array, `_ROWS` at a time."""
     with decompressed(path) as stream:
         shape, dtype = array_header(stream, str(path))
         for start in range(0, shape[0], _ROWS):
@@ -166,8 +166,8 @@ def _notes(folder: Path, number: int) -> dict[str, Any]:
 class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     """DQN Replay: the steps of five training runs of a DQN agent for each of 60 Atari games (arXiv:1907.04543).
 
-    Rows are those of up to 50 checkpoints of a million each, in the order of their numbers. Each frame is on the disk
-    once, which takes 7 GB a checkpoint. What upstream notes of each checkpoint is in `metadata`, not in batches.
+    Rows are those of up to 50 checkpoints of a million rows each, in order. Each frame is stored once, which takes 7 GB per
+    checkpoint. Upstream's metadata of each checkpoint is in `metadata`, not in batches.
 
     | key | shape | dtype |
     |---|---|---|
@@ -177,21 +177,20 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     | ("next", "done"), ("next", "terminated"), ("next", "truncated") | [] | uint8 |
     | "done", "terminated", "truncated": zero | [] | uint8 |
 
-    An episode ends where the game is over: ("next", "terminated"). ("next", "truncated") is set where the next frame is
-    not known: in the last row of a checkpoint, and where the ring of the replay buffer was written next.
-    ("next", "observation") is zero in both cases. In slices the sampler writes the flags of "next", bool [1], and sets
-    ("next", "truncated") in the last step of each.
+    An episode ends with the game, at ("next", "terminated"). ("next", "truncated") is set if the next frame is unknown: in
+    the last row of a checkpoint, and at the cursor of the replay buffer's ring. ("next", "observation") is zero in both
+    cases. In slices, the sampler writes the flags of "next" as bool [1], and sets ("next", "truncated") in each last step.
 
     Args:
         dataset_id: `<Game>/<run>`, one of `available_datasets`.
-        from_local: a folder with the `.gz` files of a run, or with a folder `replay_logs` of these.
-        writer: writes are refused with any.
-        num_procs, mp_start_method: accepted. A checkpoint is a stream, which one process reads.
-        num_slices, slice_len: draw slices of episodes: their number in a batch, or their length.
-        strict_len: False lets episodes that are shorter come out whole.
-        replacement: False to draw each row, or episode, once before any comes again.
-        max_checkpoints: how many of the first checkpoints are used. The default is the class attribute `_max_runs`: all.
-        **more: as for `BaseDatasetExperienceReplay`, which has the errors too. ValueError for an unknown id.
+        from_local: a folder with the `.gz` files of a run, or with a subfolder `replay_logs` that has them.
+        writer: accepted, but the dataset is read-only.
+        num_procs, mp_start_method: ignored: a checkpoint is a stream, read by one process.
+        num_slices, slice_len: sample slices of episodes, by number per batch or by length.
+        strict_len: False allows shorter slices from shorter episodes.
+        replacement: False samples each row, or episode, once per epoch.
+        max_checkpoints: use only the first checkpoints. By default all (class attribute `_max_runs`).
+        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS
@@ -221,8 +220,8 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
 
     @property
     def episodes(self) -> Tensor:
-        """The number of the episode of each row, int64 [N], counted from 0."""
-        if self.data_path != self.data_path_root:  # rows are trajectories
+        """The episode number of each row, int64 [N], from 0."""
+        if self.data_path != self.data_path_root:  # a row is a trajectory
             return torch.arange(len(self))
         done = columns.whole(self._storage, _DONE) != 0
         return done.cumsum(0) - done.to(torch.int64)

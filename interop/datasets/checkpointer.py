@@ -1,4 +1,4 @@
-"""Checkpoints of buffers whose rows are those of a dataset."""
+"""Checkpoints of dataset buffers."""
 
 import json
 import os
@@ -11,13 +11,13 @@ from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.storages import Storage
 
 _NAME = "dataset.json"
-_PLACES = {"made", "files", "from_local"}  # of a record: they differ where the same dataset is converted again
+_PLACES = {"made", "files", "from_local"}  # fields of a record that differ between conversions of one dataset
 
 
 class DatasetCheckpointer(StorageCheckpointerBase):
-    """Saves which dataset the rows are of, in the place of the rows: these are on the disk, and never change.
+    """Saves the identity of the dataset instead of its rows, which are on disk and never change.
 
-    `loads` raises CheckpointMismatch for a checkpoint of another dataset, or of another number of rows.
+    `loads` raises CheckpointMismatch for a checkpoint of another dataset, or another number of rows.
     """
 
     changes_rows = False

@@ -1,4 +1,4 @@
-"""The folder of a converted dataset: how it is made from upstream files, opened, and made again."""
+"""Creation, opening and replacement of the folder of a converted dataset."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from interop.storages import LazyMemmapStorage, TensorStorage
 def made(
     source: Source, files: Path | None, metadata_name: str, force: bool, workers: int, scratch: Path
 ) -> dict[str, Any]:
-    """Download if there are no files, and convert them, to a folder that is published. Returns what is recorded of it."""
+    """Download the files unless given, convert them, and publish the folder. Returns its record."""
     sums: Mapping[str, str] = {}
     noted = scratch.with_suffix(".sha256.json")  # beside the dataset
     if files is None:
@@ -32,7 +32,7 @@ def made(
             sums = source.download(files)
         except BaseException:
             with contextlib.suppress(OSError):
-                files.rmdir()  # if nothing came
+                files.rmdir()  # if nothing was downloaded
             raise
         if not force and noted.exists():
             _check_sums(sums, json.loads(noted.read_text()), files)
@@ -52,7 +52,7 @@ def made(
 
 
 def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:
-    """DownloadError for a file that is not the one that was converted the first time. The next call downloads it anew."""
+    """DownloadError for a file that differs from the first conversion. The next call downloads it again."""
     differ = [name for name, found in sums.items() if before.get(name, found) != found]
     for name in differ:
         (folder / name).unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path
 
 
 def made_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Path) -> dict[str, Any]:
-    """A transformed dataset in the place of what is in a folder, of which the metadata stays."""
+    """Replace the dataset of a folder by a transformed one. The metadata stays."""
     found = run(scratch)
     for path in folder.glob("*.json"):
         if not (scratch / "data" / path.name).exists() and path.name != RECORD:
@@ -73,7 +73,7 @@ def made_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Pat
 
 
 def opened(folder: Path) -> tuple[TensorStorage, dict[str, Any]]:
-    """The rows in a folder, to be read, and its record. CorruptDatasetError where files are missing or damaged."""
+    """Open the rows of a folder for reading, and its record. CorruptDatasetError for missing or damaged files."""
     with damage_of(folder, FileNotFoundError):
         record = json.loads((folder / RECORD).read_bytes())
         check_files(folder, record["files"])
@@ -81,7 +81,7 @@ def opened(folder: Path) -> tuple[TensorStorage, dict[str, Any]]:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """The record of a folder. MissingDatasetError where there is none."""
+    """The record of a folder. MissingDatasetError if there is none."""
     try:
         found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def damage_of(folder: Path, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise what a damaged folder raises, and exceptions of these kinds, as CorruptDatasetError."""
+    """Re-raise errors of a damaged folder, and exceptions of `kinds`, as CorruptDatasetError."""
     caught: tuple[type[Exception], ...] = (CheckpointCorrupt, *kinds)
     try:
         yield

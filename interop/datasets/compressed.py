@@ -1,4 +1,4 @@
-"""Files as streams of bytes, decompressed on the way."""
+"""Decompressing byte streams of files."""
 
 import gzip
 import lzma
@@ -14,26 +14,26 @@ _BLOCK = 1 << 20
 
 
 class Readable(Protocol):
-    """Bytes, from front to back."""
+    """A sequential byte reader."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Stream:
-    """The bytes of a file, from front to back. Reading behind the last one is a `CorruptDatasetError`."""
+    """A sequential byte stream of a file. Reading past the end is a `CorruptDatasetError`."""
 
     def __init__(self, file: BinaryIO, path: object) -> None:
         self._file, self._path = file, path
 
     def read(self, size: int = -1, /) -> bytes:
-        """As many bytes, or fewer at the end; without a size the rest."""
+        """Read up to `size` bytes; by default the rest."""
         data = self._some(size)
         if not data and size > 0:
             raise CorruptDatasetError(f"{self._path} is truncated: more bytes were expected behind its last one")
         return data
 
     def finish(self) -> int:
-        """Read the rest, which compares the checksum behind compressed data. Returns its number of bytes."""
+        """Read the rest, so that the checksum of compressed data is verified. Returns its number of bytes."""
         return sum(map(len, iter(lambda: self._some(_BLOCK), b"")))
 
     def _some(self, size: int) -> bytes:
@@ -47,7 +47,7 @@ class Stream:
 
 @contextmanager
 def decompressed(path: Path) -> Iterator[Stream]:
-    """A file as a stream: of what it holds where gzip or xz compressed it, which its first bytes tell."""
+    """Open a file as a stream. gzip and xz, detected by the first bytes, are decompressed."""
     with path.open("rb") as plain:
         start = plain.read(6)
         plain.seek(0)

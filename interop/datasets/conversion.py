@@ -1,4 +1,4 @@
-"""Upstream files as memory-mapped rows."""
+"""Conversion of upstream files to memory-mapped rows."""
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -18,15 +18,14 @@ from interop.datasets.rows import entries
 from interop.datasets.source import Part, Source
 from interop.storages import LazyMemmapStorage
 
-_ROWS, _BYTES = 4096, 1 << 24  # that are written at once, if episodes are shorter
+_ROWS, _BYTES = 4096, 1 << 24  # per write, for short episodes
 
 
 def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
-    """Write the rows of a source to a folder, with `workers` processes that read; how many there are.
+    """Write the rows of a source to a folder, read by `workers` processes. Returns the number of rows.
 
-    In memory are some episodes, and with workers two parts for each. CorruptDatasetError where parts do not hold the rows
-    that they should, or rows that differ in keys, shapes or dtypes. OSError, before the first row is written, where the
-    disk has no room for all.
+    Memory holds a few episodes, and two parts per worker. CorruptDatasetError if a part has a wrong number of rows, or rows
+    differ in keys, shapes or dtypes. OSError, before the first row is written, if the disk is too small.
     """
     parts = [*source.parts(files)]
     total = sum(part.rows for part in parts)
@@ -46,14 +45,14 @@ def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
 def write(
     storage: LazyMemmapStorage, pieces: Iterator[TensorDictBase], total: int, title: str, bar: bool | None = None
 ) -> None:
-    """Append pieces of rows, short ones together. Where a piece raises, those before it are written."""
+    """Append pieces of rows; short ones are joined. If a piece raises, the pieces before it are written."""
     buffer = ReplayBuffer(storage=storage)
     waiting: list[TensorDictBase] = []
     rows = size = 0
 
     def append() -> None:
         nonlocal waiting, rows, size
-        given, waiting, rows, size = waiting, [], 0, 0  # before: an interrupt must not have them written again
+        given, waiting, rows, size = waiting, [], 0, 0  # reset first: an interrupt must not repeat the write
         if given:
             buffer.extend(given[0] if len(given) == 1 else torch.cat(given))
 
@@ -70,7 +69,7 @@ def write(
 
 
 def _read(source: Source, parts: list[Part], workers: int) -> Generator[TensorDictBase, None, None]:
-    """The rows of all parts, which agree with one another and with what was announced."""
+    """Yield the rows of all parts, after validation against each other and the announced number of rows."""
     read: Iterator[Iterable[TensorDictBase]] = map(source.read, parts)
     if workers and not any(part.streamed for part in parts):
         read = (map(rebuilt, pieces) for pieces in by_processes(partial(_whole_part, source), parts, workers))
@@ -89,7 +88,7 @@ def _read(source: Source, parts: list[Part], workers: int) -> Generator[TensorDi
 def agreeing(
     pieces: Iterable[TensorDictBase], where: str, first: dict[Any, Any], error: type[Exception] = CorruptDatasetError
 ) -> Iterator[TensorDictBase]:
-    """Pieces of rows. Raises `error` where keys, shapes or dtypes are not those of `first`, which the first piece fills."""
+    """Yield pieces. Raises `error` if keys, shapes or dtypes differ from `first`, which the first piece fills."""
     for piece in pieces:
         found = _kinds(piece)
         if not first:
@@ -106,7 +105,7 @@ def _whole_part(source: Source, part: Part) -> list[Portable]:
 
 
 def _kinds(rows: TensorDictBase) -> dict[Any, Any]:
-    """Dtype and shape of each entry of a row, "text" for others."""
+    """Dtype and row shape of each entry, or "text"."""
     return {
         key: f"{each.dtype} {[*each.shape[1:]]}" if isinstance(each, Tensor) else "text" for key, each in entries(rows)
     }

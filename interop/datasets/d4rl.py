@@ -1,4 +1,4 @@
-"""The datasets of D4RL: flat HDF5 files, with all episodes one after the other."""
+"""D4RL datasets: flat HDF5 files with all episodes concatenated."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,17 +26,17 @@ from interop.writers import Writer
 
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 _OF_ROWS = (*_NEEDED, "timeouts", "next_observations", "infos")
-_KEPT = 1000  # values of an entry of the metadata
+_KEPT = 1000  # maximum number of values of a metadata entry
 
 
 @dataclass(frozen=True)
 class D4RLSource(Source):
-    """A file of D4RL, downloaded or written by the d4rl library."""
+    """A D4RL file, downloaded or written by the d4rl library."""
 
     family: ClassVar[str] = "d4rl"
 
     use_truncated_as_done: bool = True
-    library: str = ""  # the function of the d4rl library that makes the rows: "get_dataset", "qlearning_dataset"
+    library: str = ""  # the d4rl function to call: "get_dataset", "qlearning_dataset"; "" for none
     terminate_on_end: bool = False
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class D4RLSource(Source):
         first, last = part.which
         start = max(first - 1, 0)
         with opened(part.path) as file:
-            names = [name for name in _OF_ROWS if name in file and len(file[name])]  # without an empty group of infos
+            names = [name for name in _OF_ROWS if name in file and len(file[name])]  # skips an empty group of infos
             found = {name: values(file[name], slice(start, last + 1)) for name in names}
         rows = nested(found, last + 1 - start, f"{part.path}, rows {start} to {last}")
         here, after, signals = rows[first - start : -1], rows[first - start + 1 :], self._signals(rows)
@@ -98,7 +98,7 @@ class D4RLSource(Source):
         yield out
 
     def _signals(self, rows: TensorDict) -> TensorDict:
-        """Reward and flags of the steps that begin at rows, [n, 1]."""
+        """Reward and flags, [n, 1], of the steps that begin at rows."""
         out = TensorDict({"reward": rows["rewards"].float().reshape(-1, 1)}, rows.batch_size)
         out["terminated"] = out["done"] = rows["terminals"].bool().reshape(-1, 1)
         if "timeouts" in rows:
@@ -119,7 +119,7 @@ class D4RLSource(Source):
 
 
 def _described(held: Any) -> Any:
-    """Text, numbers and small arrays as JSON has them. Of larger arrays: shape and dtype."""
+    """Convert text, numbers and small arrays to JSON. Larger arrays become shape and dtype."""
     if isinstance(held, Mapping):
         return {name: _described(each) for name, each in held.items()}
     if np.size(held) > _KEPT:
@@ -130,34 +130,34 @@ def _described(held: Any) -> Any:
 class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of D4RL (arXiv:2004.07219), licensed CC BY 4.0 unless upstream says otherwise.
 
-    A file of N rows gives N - 1: the last has no next observation. An episode ends where ("next", "done") is set.
+    A file of N rows gives N - 1 rows, as the last one has no next observation. Episodes end at ("next", "done").
 
     | key | content |
     |---|---|
     | "observation", "action" | as upstream |
-    | "info" | the infos upstream, nested, where there are some |
-    | ("next", "observation") | the following observation, or `next_observations` where upstream has them; zeros where done |
-    | ("next", "info") | the info of the following row: at the end of an episode that of another one |
+    | "info" | the infos upstream, nested, if any |
+    | ("next", "observation") | `next_observations` if upstream has them, else the next row's observation; zeros if done |
+    | ("next", "info") | the info of the next row, which at the end of an episode belongs to another one |
     | ("next", "reward") | float32 [1] |
     | ("next", "terminated") | bool [1]: `terminals` |
-    | ("next", "truncated") | bool [1]: `timeouts`; missing where upstream has none |
-    | ("next", "done") | bool [1]: either of both; without `use_truncated_as_done` the first |
-    | "reward", "terminated", "truncated", "done" | those of ("next", ...) of the previous row, zeros in the first one |
+    | ("next", "truncated") | bool [1]: `timeouts`; missing if upstream has none |
+    | ("next", "done") | bool [1]: terminated or truncated; without `use_truncated_as_done`, terminated only |
+    | "reward", "terminated", "truncated", "done" | ("next", ...) of the previous row; zeros in the first row |
 
-    `metadata` has what the file says of itself. Of arrays with over 1,000 values that is shape and dtype only.
+    `metadata` has the metadata of the file. Arrays of more than 1,000 values are reduced to shape and dtype.
 
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.
-        from_env: make the rows by `get_dataset` of the environment, which needs the d4rl library.
-        use_truncated_as_done: whether time-outs set "done". Where they do not, and upstream has no next observations,
-            ("next", "observation") of a time-out is zeros nonetheless: the following row is of another episode.
-        direct_download: download the file. False makes the rows by `d4rl.qlearning_dataset`, or by `from_env`. None
-            downloads unless `from_env`.
-        terminate_on_end: of `d4rl.qlearning_dataset`: keep the last step of episodes that time out.
+        from_env: read the rows with `get_dataset` of the environment, which needs the d4rl library.
+        use_truncated_as_done: whether time-outs set "done". ("next", "observation") of a time-out is zeros in both cases,
+            unless upstream has next observations, as the next row belongs to another episode.
+        direct_download: True downloads the file; False uses `d4rl.qlearning_dataset`, or `from_env`; None downloads unless
+            `from_env`.
+        terminate_on_end: passed to `d4rl.qlearning_dataset`: keep the last step of timed-out episodes.
         from_local: a folder with the HDF5 file.
-        **env_kwargs: for `gym.make`, with the d4rl library.
+        **env_kwargs: passed to `gym.make` of the d4rl library.
 
-    Others as for `BaseDatasetExperienceReplay`, which has the errors too. KeyError for an unknown id.
+    Other arguments and errors as for `BaseDatasetExperienceReplay`. KeyError for an unknown id.
     """
 
     available_datasets = list(D4RL_URLS)

@@ -1,4 +1,4 @@
-"""URLs of the files of D4RL, from github.com/Farama-Foundation/D4RL: `d4rl/infos.py` and the registered environments."""
+"""URLs of D4RL files, from github.com/Farama-Foundation/D4RL: `d4rl/infos.py` and the registered environments."""
 
 from collections.abc import Iterator
 from itertools import product

@@ -1,4 +1,4 @@
-"""The trajectories of a buffer in the layout of Minari's episodes."""
+"""Conversion of stored trajectories to Minari episodes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,16 +17,16 @@ _OUTCOMES = {("reward",), ("done",), ("terminated",), ("truncated",)}
 
 
 def episode_buffers(stored: StoredEpisodes, observation: Keys, action: Keys) -> Iterator[dict[str, Any]]:
-    """Episodes as keyword arguments of `minari.EpisodeBuffer`, one at a time.
+    """Yield episodes, one at a time, as keyword arguments of `minari.EpisodeBuffer`.
 
-    A trajectory is cut where an entry of "next" is not that of the row that follows.
+    A trajectory is split if an entry of "next" differs from the next row.
 
     Args:
         stored: the trajectories.
-        observation, action: the entry, or a dict of several.
+        observation, action: the key of the entry, or a dict of several.
 
-    Raises: KeyError for a missing entry; TypeError for one that is neither a tensor that NumPy knows nor text; ValueError
-    for several rewards a step, and for entries of "next" of another shape or dtype.
+    Raises: KeyError for a missing entry; TypeError for one that is neither text nor a tensor that NumPy supports;
+    ValueError for several rewards per step, and for entries of "next" with another shape or dtype.
     """
     ids = set(stored.marked_by) if stored.ids is not None else set()
     for rows in stored:
@@ -56,12 +56,12 @@ def _episode(rows: TensorDictBase, observation: Keys, action: Keys, ids: set[tup
             name = path[1:] if path[0] == "info" else path
             if name in infos:
                 raise ValueError('an entry of "info" has the name of one beside it: both would be an info. Rename one')
-            infos[name] = [*value] if np.ndim(value) == 1 else value  # lists: for Arrow
+            infos[name] = [*value] if np.ndim(value) == 1 else value  # Arrow needs lists
     return {"observations": observations, "actions": actions, **_outcomes(rows), "infos": _nested(infos)}
 
 
 def _steps(rows: TensorDictBase) -> dict[Any, Any]:
-    """Entries by path, T + 1 steps of each: those of the root, and the last one of "next"."""
+    """Entries by path, T + 1 steps each: the root entries, then the last one of "next"."""
     above, below = (dict(entries_below(each)) for each in (rows.exclude("next"), rows.get("next", {})))
     steps = {
         path: torch.cat([each, below[path][-1:] if path in below else following(each[:1])])
@@ -73,7 +73,7 @@ def _steps(rows: TensorDictBase) -> dict[Any, Any]:
 
 
 def _nested(values: Mapping[Any, Any]) -> Any:
-    """Values by path as nested dicts."""
+    """Convert values by path to nested dicts."""
     out: dict[Any, Any] = {}
     for path, value in values.items():
         if not path:
@@ -86,7 +86,7 @@ def _nested(values: Mapping[Any, Any]) -> Any:
 
 
 def _outcomes(rows: TensorDictBase) -> dict[str, Any]:
-    """Rewards and flags. The last step of an episode ends it."""
+    """Rewards and flags. The last step is truncated unless it is terminated."""
     count = len(rows)
     if (reward := rows.get(("next", "reward"), None)) is None:
         raise KeyError(f"('next', 'reward') is not stored; there are {known_keys(rows)}")
@@ -106,7 +106,7 @@ def _outcomes(rows: TensorDictBase) -> dict[str, Any]:
 
 
 def _breaks(rows: TensorDictBase) -> list[int]:
-    """The rows that do not begin with what the row before ended with."""
+    """The rows that do not continue the "next" of the previous row."""
     apart = np.zeros(len(rows) - 1, np.bool_)
     for path, below in entries_below(rows.get("next", {})):
         above = rows.get(path, None)

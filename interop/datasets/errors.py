@@ -5,23 +5,23 @@ from collections.abc import Collection
 
 
 class DatasetError(RuntimeError):
-    """A dataset cannot be downloaded, read or written. Nothing is left half-done."""
+    """A dataset cannot be downloaded, read or written. No partial result is left."""
 
 
 class DownloadError(DatasetError):
-    """A file could not be downloaded: no network, no answer, a missing file, a wrong checksum, HTML as data."""
+    """A download failed: no network, no answer, a missing file, a wrong checksum, or HTML instead of data."""
 
 
 class CorruptDatasetError(DatasetError):
-    """Upstream files, or the files of a converted dataset, are not what their format says."""
+    """Upstream files, or files of a converted dataset, violate their format."""
 
 
 class MissingDatasetError(DatasetError, FileNotFoundError):
-    """There is no converted dataset, and downloading was not asked for."""
+    """The converted dataset does not exist, and `download` is False."""
 
 
 def unknown_id(family: str, dataset_id: str, known: Collection[str]) -> str:
-    """The message for an id that is not in the list: the nearest names of it, if the list is known."""
+    """The error text for an unknown id, with the nearest names if the list is known."""
     if not known:
         return f"{family} has no dataset {dataset_id!r}"
     near = difflib.get_close_matches(dataset_id, known, n=4, cutoff=0.4) or sorted(known)[:4]

@@ -1,4 +1,4 @@
-"""The replay buffer of a dataset."""
+"""The base class of dataset replay buffers."""
 
 import inspect
 import json
@@ -25,43 +25,43 @@ from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer
 
 _KIND = "a dataset"
-_SCHEMA = 1  # of the folders of datasets
+_SCHEMA = 1  # version of the dataset folders
 
 
 class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     """A dataset, downloaded and converted at the first construction, and memory-mapped by all later ones.
 
-    The rows are in `<root>/<dataset_id>`, which is there as a whole or not at all: after a kill, the next construction goes
-    on with the download and converts anew. Of several processes one converts, the others wait. Samples are tensordicts
-    with an "index".
+    The rows are in `<root>/<dataset_id>`. The folder appears atomically: after a kill, the next construction resumes the
+    download and converts again. Of several processes, one converts and the others wait. Samples are tensordicts with an
+    "index".
 
-    The rows on disk never change. With a writer that writes, rows that are written are copies in the memory of this
-    process.
+    The rows on disk are never modified. With a writable `writer`, written rows are copied to the memory of this process.
+
 
     Args:
-        source: where the files come from, and how they become rows.
-        batch_size: rows of a batch.
+        source: the source of files and rows.
+        batch_size: rows per batch.
         root: the folder of the family, by default `~/.cache/fbuf/<family>`.
-        download: True to download what is missing, "force" to download and convert anew, False for a
-            `MissingDatasetError` where the dataset is not there.
-        from_local: a folder with upstream files, which are converted in the place of a download.
-        split_trajs: whether a row is a trajectory, padded to the longest, with "mask" and "traj_ids". These rows are in
+        download: True downloads missing files, "force" downloads and converts again, False raises `MissingDatasetError` if
+            the dataset does not exist.
+        from_local: a folder with upstream files to convert instead of downloading.
+        split_trajs: store one row per trajectory, padded to the longest, with "mask" and "traj_ids", in
             `<root>/<dataset_id>_split`.
-        num_workers: processes that read upstream files; 0 for this one.
-        writer: an `ImmutableDatasetWriter` by default, which refuses writes.
+        num_workers: processes that read upstream files; 0 reads in this one.
+        writer: by default an `ImmutableDatasetWriter`, which rejects writes.
         collate_fn, **more: as for `TensorDictReplayBuffer`.
 
     Raises:
-        MissingDatasetError: the dataset is not there, and `download=False`.
-        DownloadError: a file could not be downloaded, or is not the one that was downloaded the first time.
+        MissingDatasetError: the dataset does not exist, and `download=False`.
+        DownloadError: a download failed, or a file differs from its first download.
         CorruptDatasetError: upstream files are damaged. The message names the file.
-        ValueError: the folder has the same dataset made with other arguments, or by a newer version.
-        FileExistsError: the folder has something else.
+        ValueError: the folder has the dataset with other arguments, or of a newer version.
+        FileExistsError: the folder has other content.
         OSError: the disk is full.
     """
 
-    METADATA_NAME = "metadata.json"  # the file with what upstream says of the dataset, beside the rows
-    _kinds: tuple[type[Storage], ...] = (TensorStorage,)  # of storages that `preprocess` reads
+    METADATA_NAME = "metadata.json"  # the file of upstream's metadata, beside the rows
+    _kinds: tuple[type[Storage], ...] = (TensorStorage,)  # storages that `preprocess` reads
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         whole("num_workers", num_workers, 0)
         whole("batch_size", 1 if batch_size is None else batch_size)
         given = {key: value for key, value in more.items() if key != "priority_key"}
-        inspect.signature(ReplayBuffer).bind(storage=None, **given)  # a TypeError now, and not after the download
+        inspect.signature(ReplayBuffer).bind(storage=None, **given)  # raise TypeErrors before the download
         parts = Path(source.dataset_id).parts
         if not parts or ".." in parts or Path(source.dataset_id).is_absolute():
             raise ValueError(f"a dataset id names a folder below the root, got {source.dataset_id!r}")
@@ -119,7 +119,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             )
 
     def _opened(self, writer: Writer, make_sure: Callable[[], object]) -> Storage:
-        """The storage of the rows, or trajectories, that are on the disk."""
+        """Open the storage of the rows, or trajectories, on disk."""
         if self._split_trajs:
             make_sure = partial(read_whole, self.data_path_root, make_sure, self._split)
         storage = read_whole(self.data_path, make_sure, partial(self._open, self.data_path, writer))
@@ -130,14 +130,14 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         storage, record = opened(folder)
         writes = not isinstance(writer, ImmutableDatasetWriter)
         if writes:
-            storage = TensorStorage(storage.get(slice(None)))  # a private map: what is written stays in this process
+            storage = TensorStorage(storage.get(slice(None)))  # a private map: writes stay in this process
         shown = storage if record.keys() & {"of", "preprocessed"} else self.presented(storage)
         if not writes:
             shown.checkpointer = DatasetCheckpointer(record)
         return shown
 
     def _split(self) -> dict[str, Any]:
-        """Make the trajectories of the rows that are there now."""
+        """Split the current rows into trajectories."""
         kind, base = f"the trajectories of {_KIND}", self.data_path_root
         of = {"kind": kind, "schema": _SCHEMA, "of": record_of(base).get("made")}
 
@@ -160,7 +160,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     @property
     def data_path(self) -> Path:
-        """The folder of the rows, or with `split_trajs` of the trajectories."""
+        """The folder of the rows; with `split_trajs`, of the trajectories."""
         return (
             self.data_path_root.with_name(self.data_path_root.name + "_split")
             if self._split_trajs
@@ -184,36 +184,35 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         return make_composite_from_td(self._storage.get(0), unsqueeze_null_shapes=False)
 
     def delete(self) -> None:
-        """Remove the rows from the disk, and what broken-off calls have left. This buffer can be read until it goes."""
+        """Remove the rows from disk, with leftovers of interrupted calls. This buffer stays readable."""
         remove(self.data_path)
 
     def presented(self, storage: TensorStorage) -> Storage:
-        """The storage that is sampled from: a subclass may return one that reads `storage` and makes more of its rows."""
+        """The storage to sample from. A subclass may wrap `storage` to derive more entries."""
         return storage
 
     def preprocess(
         self, fn: Callable[[Any], Any], dim: int = 0, num_workers: int | None = None, *,
         num_frames: int | None = None, dest: str | os.PathLike[str] | None = None, **options: Any,
     ) -> Storage:  # fmt: skip
-        """Transform all rows once, by `fn`, and store the result.
+        """Apply `fn` to all rows once, and store the result.
 
         Args:
-            fn: tensordict -> tensordict, called with some rows at a time, [n]; with `chunksize=0` with one, [].
-                It returns as many rows, with the same keys, shapes and dtypes for all.
-            dim: the dim of the rows along which they are divided.
-            num_workers: processes that run `fn`, by default as many as the machine has cores; 0 for this one.
-            num_frames: how many of the first rows are transformed, by default all.
-            dest: the folder of the result, of which a storage for writing is returned. It may have another result, which
-                is replaced. None replaces the dataset by the result, which later constructions give as well, until
-                `download="force"`.
+            fn: tensordict -> tensordict, called with several rows, [n]; with `chunksize=0`, with one row, []. The result
+                has as many rows, all with the same keys, shapes and dtypes.
+            dim: the dim along which rows are split.
+            num_workers: processes that run `fn`, by default one per core; 0 runs it in this process.
+            num_frames: transform only the first rows.
+            dest: the folder of the result, which is returned as a writable storage. An earlier result there is replaced.
+                None replaces the dataset itself, also for later constructions, until `download="force"`.
             **options: see `transformed`.
 
-        After an error the dataset, or what is in `dest`, is as it was. The rows so far are kept for a call with `resume`.
+        After an error the dataset, or the content of `dest`, is unchanged. `resume` continues with the finished rows.
 
         Raises:
-            ValueError: `fn` returns other than one row for each, or rows that differ.
-            RuntimeError: the storage was exchanged for one that is not a `TensorStorage`.
-            FileExistsError: there is something else in `dest`.
+            ValueError: `fn` returns a wrong number of rows, or rows that differ.
+            RuntimeError: the storage was replaced by one that is not a `TensorStorage`.
+            FileExistsError: `dest` has other content.
         """
         if not isinstance(self._storage, self._kinds):
             raise RuntimeError(

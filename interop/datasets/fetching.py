@@ -1,4 +1,4 @@
-"""Download files over HTTPS: resumed where they broke off, retried, and checked before they get their names."""
+"""HTTPS downloads with resume, retries and verification."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from interop.datasets.errors import DownloadError
 from interop.datasets.progress import progress
 
 _BLOCK = 1 << 16  # bytes
-_PASSING = (408, 429, 500, 502, 503, 504)  # statuses that may go away
+_PASSING = (408, 429, 500, 502, 503, 504)  # transient HTTP statuses
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -26,11 +26,11 @@ class RemoteFile:
     """A file to download.
 
     Args:
-        url: `https`. `http` is accepted for 127.0.0.1 and localhost, and `file`: such a file is copied.
-        name: its path below the folder.
-        size: in bytes, where it is known.
-        sha256: in lower-case hexadecimal, where it is known.
-        plain_http: accepts `http` for this host. `https` is tried first.
+        url: an `https` URL. `http` is allowed for 127.0.0.1 and localhost. A `file` URL is copied.
+        name: the path below the folder.
+        size: the size in bytes, if known.
+        sha256: in lower-case hexadecimal, if known.
+        plain_http: allow `http` for this host, after `https` fails.
     """
 
     url: str
@@ -45,18 +45,18 @@ def fetch(
 ) -> dict[str, str]:
     """Download files into a folder. Returns the SHA-256 of each by its name.
 
-    A file is written to `<name>.part`, checked, and renamed. Parts are resumed, also by later calls, where the server
-    names the version of the file (`ETag`, `Last-Modified`). Files that earlier calls finished are not downloaded again.
+    A file is written to `<name>.part`, verified and renamed. Partial files are resumed, also by later calls, if the server
+    identifies the version of the file (`ETag`, `Last-Modified`). Finished files are not downloaded again.
 
     Args:
-        files: with names that differ.
-        folder: is made where it is missing.
-        timeout: seconds without an answer, or without data.
-        retries: how many times in succession a request without new data is repeated.
-        pause: seconds before the first repetition. Each further pause is twice as long.
+        files: the files, with distinct names.
+        folder: created if missing.
+        timeout: seconds to wait for an answer or data.
+        retries: the maximum number of successive retries without new data.
+        pause: seconds before the first retry; doubled for each further one.
 
     Raises:
-        DownloadError: what was tried, and which files to put into a folder by hand. Parts are kept.
+        DownloadError: names the attempts, and the files to download by hand. Partial files are kept.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def fetch(
                 done[file.name] = download.run(retries, pause)
                 os.replace(part, folder / file.name)
                 download.version.unlink(missing_ok=True)
-    except (_FailedError, OSError) as error:  # errors of requests are OSErrors
+    except (_FailedError, OSError) as error:  # includes errors of requests
         raise DownloadError(
             f"{folder}: {error}\n{by_hand([f'{file.name}  ({file.url})' for file in files])}"
         ) from error
@@ -79,15 +79,15 @@ def fetch(
 
 
 def by_hand(files: Sequence[str]) -> str:
-    """Advice for files that cannot be downloaded."""
+    """Instructions for files that cannot be downloaded."""
     some = [*files[:6], *([f"and {len(files) - 6} more"] if len(files) > 6 else [])]
     return "\n  ".join(["To go on by hand, put these files into a folder and pass it as from_local=...", *some])
 
 
 def checksum_of(folder: Path, name: str, size: int | None, sha256: str | None) -> str | None:
-    """SHA-256 of a file that is there. None where it is missing, or of another size or checksum than is known.
+    """The SHA-256 of a file. None if it is missing, or its size or checksum is not the known one.
 
-    DownloadError where the name leads out of the folder.
+    DownloadError if the name points outside of the folder.
     """
     path = folder / name
     if folder.resolve() not in path.resolve().parents:
@@ -103,12 +103,12 @@ class _FailedError(Exception):
 
 
 class _PassingError(_FailedError):
-    """A download failed for a cause that may go away."""
+    """A download failed for a transient reason."""
 
 
 @dataclass
 class _Download:
-    """The download of a file to its part. `version` is the file with the server's name for what the part is of."""
+    """The download of a file to its `.part` file. `version` is the file with the server's version of the partial data."""
 
     file: RemoteFile
     part: Path
@@ -129,7 +129,7 @@ class _Download:
         addresses = [url.geturl()]
         if self.file.plain_http:
             addresses.insert(0, url._replace(scheme="https").geturl())
-            self.session.mount(addresses[0], requests.adapters.HTTPAdapter())  # is tried once
+            self.session.mount(addresses[0], requests.adapters.HTTPAdapter())  # without retries
         for address in addresses:
             try:
                 return self._repeat(address, retries, pause)
@@ -138,7 +138,7 @@ class _Download:
         raise _FailedError("\n".join(failures))
 
     def _repeat(self, url: str, retries: int, pause: float) -> str:
-        """Download what is missing, and go on where an answer breaks off."""
+        """Download the missing data, and resume after interruptions."""
         failures, furthest = 0, _size(self.part)
         while True:
             try:
@@ -151,7 +151,7 @@ class _Download:
                 time.sleep(pause * 2 ** (failures - 1))
 
     def _receive(self, url: str) -> str:
-        """Append to the part what it lacks. Returns the checksum of the file."""
+        """Append the missing data to the partial file. Returns the checksum of the file."""
         size, version = _size(self.part), self.version.read_text() if self.version.exists() else ""
         headers = {"Range": f"bytes={size}-", "If-Range": version} if size and version else {}
         headers["Accept-Encoding"] = "identity"
@@ -186,7 +186,7 @@ class _Download:
         return self._checked(_PassingError if resumed else _FailedError)
 
     def _checked(self, failure: type[_FailedError] = _FailedError) -> str:
-        """The checksum of the part, which is the file. Else it is deleted."""
+        """Verify the complete partial file and return its checksum. A wrong file is deleted."""
         size, checksum, fault = _size(self.part), _sha256(self.part), ""
         with self.part.open("rb") as content:
             if content.read(256).lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -213,7 +213,7 @@ class _Download:
 
 
 def _session(retries: int, pause: float) -> Any:
-    """A session that repeats requests that got no answer, or one that may become another."""
+    """A session that retries requests without an answer or with a transient status."""
     requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets")
     again = urllib3.Retry(
         retries,

@@ -1,4 +1,4 @@
-"""Rows in a folder whose next observations are the observations of the rows behind."""
+"""A storage that stores each observation once, and derives next observations from the next rows."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 class FramesOnceStorage(LazyMemmapStorage):
-    """Steps that are read as ("next", "observation") too, though each observation is stored once.
+    """A memory-mapped storage of steps that derives ("next", "observation") at reads.
 
-    The next observation is that of the row behind, and zero where ("next", "done") is set. "done", "terminated" and
-    "truncated" are zeros, like those of "next" in shape and dtype. Reads are copies, of single rows and slices as well.
+    The next observation is the observation of the next row, or zero if ("next", "done") is set. "done", "terminated" and
+    "truncated" are zeros with shape and dtype of those of "next". All reads are copies, also of single rows and slices.
     Open it with `FramesOnceStorage.open(folder, "r")`. The last row must be done.
     """
 
@@ -29,14 +29,14 @@ class FramesOnceStorage(LazyMemmapStorage):
         rows, behind = super().get(at), super().get((at + 1).clamp_(max=count - 1))
         following, results = behind.get("observation"), rows.get("next")
         done = results.get("done")
-        following.numpy()[done.numpy() != 0] = 0  # by torch this would start threads
+        following.numpy()[done.numpy() != 0] = 0  # torch would start threads
         results.set("observation", following)
         for key in _FLAGS:
             rows.set(key, torch.zeros_like(done))
         return rows
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """RuntimeError: it is read only."""
+        """RuntimeError: the storage is read-only."""
         self.refuse_edit(())
 
     def is_live(self, index: Any) -> bool:

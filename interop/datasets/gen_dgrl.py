@@ -1,4 +1,4 @@
-"""Gen-DGRL: Procgen episodes of expert and suboptimal agents, through dl.fbaipublicfiles.com."""
+"""Gen-DGRL: Procgen episodes of expert and suboptimal agents, from dl.fbaipublicfiles.com."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ GAMES = [
     *("bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot"),
     *("heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot"),
 ]
-CATEGORIES = {  # folder of the archives, and rows at most
+CATEGORIES = {  # category -> folder of the archives, maximum number of rows
     "1M_E": ("1M/level_200/expert", 1_000_000),
     "1M_S": ("1M/level_200/suboptimal", 1_000_000),
     "10M": ("10M/level_200/expert", 10_000_000),
@@ -37,7 +37,7 @@ IDS = [f"{game}-{category}" for category in CATEGORIES for game in GAMES]
 
 @dataclass(frozen=True)
 class GenDGRLSource(Source):
-    """The archive of a game, `<game>.tar.xz`, of a file for each episode."""
+    """The archive of a game, `<game>.tar.xz`, with one file per episode."""
 
     family = "gen_dgrl"
 
@@ -67,7 +67,7 @@ class GenDGRLSource(Source):
 
 
 def _episode(held: Any, where: str) -> TensorDict:
-    """The steps of an episode, of which upstream has T + 1 observations."""
+    """The steps of an episode, from T + 1 upstream observations."""
     try:
         observation, action, reward, done = (held[key] for key in ("observations", "actions", "rewards", "dones"))
         with np.errstate(invalid="ignore"):
@@ -93,8 +93,8 @@ def _episode(held: Any, where: str) -> TensorDict:
 class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
     """Gen-DGRL: transitions of Procgen games, for generalization in offline reinforcement learning (arXiv:2312.05742).
 
-    Rows are in the order of the archive, and at most as many as the category says: 1, 10 or 25 million, or 100,000. Of
-    an archive with fewer they are fewer; of one with more the others are left out.
+    Rows are in archive order. Only the first 1, 10 or 25 million, or 100,000 rows are used, depending on the category; an
+    archive may have fewer.
 
     | key | shape | dtype |
     |---|---|---|
@@ -104,15 +104,15 @@ class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
     | ("next", "done"), ("next", "terminated"), ("next", "truncated") | [1] | bool |
     | "done", "terminated", "truncated": False | [1] | bool |
 
-    An episode ends where upstream has it "done": ("next", "done") and ("next", "terminated"). The environments were reset
-    in that step, so the last next observation of an episode is the first one of a new level. Where the last step of a file
-    is not done, ("next", "truncated") and ("next", "done") are set.
+    An episode ends at upstream's "done": ("next", "done") and ("next", "terminated"). The environment was reset in that
+    step, so the last next observation is the first one of a new level. If the last step of a file is not done, it has
+    ("next", "truncated") and ("next", "done").
 
     Args:
         dataset_id: `<game>-<category>`, one of `available_datasets`.
         from_local: a folder with `<game>.tar.xz`.
-        writer: by default a `TensorDictRoundRobinWriter`: new rows replace old ones in memory. The files stay as they are.
-        **more: as for `BaseDatasetExperienceReplay`, which has the errors too. ValueError for an unknown id.
+        writer: by default a `TensorDictRoundRobinWriter`: new rows replace old ones in memory, not on disk.
+        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS

@@ -1,4 +1,4 @@
-"""Upstream files in pieces of some 16 MB: small ones together, large ones divided."""
+"""Partition of upstream files into parts of about 16 MB."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ _BYTES = 1 << 24
 
 
 def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None = None) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes), without those of no rows. `Part.which` has the `what`.
+    """Group consecutive pieces, (what, rows, bytes), into parts. Empty pieces are skipped. `Part.which` lists each `what`.
 
-    Parts have `most` bytes, by default 16 MB, or are one piece.
+    A part has up to `most` bytes, by default 16 MB, or is a single piece.
     """
     groups, offset = defaultdict[int, list[tuple[Any, int]]](list), 0
     for what, rows, size in pieces:

@@ -1,4 +1,4 @@
-"""HDF5 files of others. All values lie in the file itself, or the file is refused."""
+"""A safe HDF5 reader. It rejects files whose values lie outside of the file."""
 
 import contextlib
 import math
@@ -12,16 +12,16 @@ import numpy as np
 from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 
-_FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damaged files
-_TIMES_SMALLER = 10_000  # than its values is no compressed dataset
+_FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # errors of h5py for damaged files
+_TIMES_SMALLER = 10_000  # the maximum compression ratio
 _MOST_DEEP = 64
-_METADATA_CACHE = 1 << 21  # bytes; at HDF5's 32 MiB it takes ten times that in memory, and saves no time
+_METADATA_CACHE = 1 << 21  # bytes; HDF5's default of 32 MiB takes ten times that in memory, and saves no time
 _checked: set[tuple[str, int, int]] = set()
 
 
 @contextlib.contextmanager
 def faults(what: str) -> Iterator[None]:
-    """Raises the errors of h5py as CorruptDatasetError. Errors of the system (no such file, no access) are left."""
+    """Re-raise h5py errors as CorruptDatasetError. System errors (no such file, no access) pass through."""
     try:
         yield
     except _FAULTS as error:
@@ -36,11 +36,11 @@ def _corrupt(what: str, error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """An open `h5py.File` whose groups and datasets all lie in this file. Read values with `arrays` or `values`.
+    """Open an `h5py.File` whose groups and datasets all lie in this file. Read values with `arrays` or `values`.
 
-    CorruptDatasetError names the file, and the entry where it is known: for a truncated or damaged file, for soft links,
-    external links and entries under two names, and for what else h5py cannot read in the block. The links are checked once a
-    process, 700,000 entries in 5 s.
+    CorruptDatasetError names the file, and the entry if known: for a truncated or damaged file, for soft links, external
+    links and hard links under two names, and for other h5py errors in the block. Links are checked once per process,
+    700,000 entries in 5 s.
     """
     h5py = required("h5py", "interop")
     with faults(f"{path} cannot be read as an HDF5 file"), h5py.File(path, "r", locking="best-effort") as file:
@@ -78,7 +78,7 @@ def _check_links(file: Any, path: Path) -> None:
 
 
 def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
-    """Everything below a group of an `opened` file: `values` of the datasets, mappings of these for groups."""
+    """All values below a group of an `opened` file: `values` of datasets, and mappings of these for groups."""
     h5py = required("h5py", "interop")
     try:
         entries = {key.decode(): h5py.h5o.open(group.id, key) for key in group.id}
@@ -91,17 +91,17 @@ def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
 
 
 def values(entry: Any, rows: slice = slice(None)) -> Any:
-    """Rows of a dataset of an `opened` file: an array, a list of text, or a list of arrays that differ in length.
+    """Rows of a dataset of an `opened` file: an array, a list of text, or a list of arrays of different lengths.
 
-    A dataset without dims gives its one value, a group its `arrays`. CorruptDatasetError names file and entry, for values in
-    other files (virtual datasets, external storage), damaged ones, and those that are no numbers and no text.
+    A dataset without dims gives a single value, a group its `arrays`. CorruptDatasetError names file and entry, for values
+    in other files (virtual datasets, external storage), damaged values, and values that are no numbers or text.
     """
     h5py = required("h5py", "interop")
     return arrays(entry, rows) if isinstance(entry, h5py.Group) else _values(h5py, entry.id, rows)
 
 
 def datasets(group: Any) -> dict[str, Any]:
-    """The `h5py.Dataset`s below a group of an `opened` file, by their paths from there. Their values are not read.
+    """The `h5py.Dataset`s below a group of an `opened` file, by relative path. Values are not read.
 
     CorruptDatasetError as for `values`.
     """
@@ -120,7 +120,7 @@ def datasets(group: Any) -> dict[str, Any]:
 
 
 def _values(h5py: Any, it: Any, rows: slice) -> Any:
-    """`values` of an identifier of h5py: for small datasets, `h5py.Dataset` takes longer than HDF5 does."""
+    """`values` for a low-level h5py identifier, which is faster than `h5py.Dataset` for small datasets."""
     try:
         shape, dtype = _layout(h5py, it)
         if dtype.kind in "biufc" and rows == slice(None):
@@ -138,7 +138,7 @@ def _values(h5py: Any, it: Any, rows: slice) -> Any:
 
 
 def _layout(h5py: Any, it: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of a dataset. CorruptDatasetError for what is no dataset of numbers or text in this file."""
+    """Shape and dtype of a dataset. CorruptDatasetError unless it has numbers or text in this file."""
     if not isinstance(it, h5py.h5d.DatasetID):
         raise CorruptDatasetError(f"{_name(h5py, it)} is a {type(it).__name__}, no dataset")
     made, stored, dtype = it.get_create_plist(), it.get_storage_size(), it.dtype

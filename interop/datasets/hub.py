@@ -11,13 +11,13 @@ from interop.datasets.compressed import Stream
 from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError
 from interop.datasets.fetching import by_hand, checksum_of
 
-_TIMEOUT = 30.0  # seconds without an answer
-_AT_ONCE = 4  # downloads: repositories of many small files wait for answers most of the time
+_TIMEOUT = 30.0  # seconds to wait for an answer
+_AT_ONCE = 4  # concurrent downloads: many small files mostly wait for answers
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository. Its SHA-256 is known where the hub keeps it as a large file."""
+    """A file of a repository. Its SHA-256 is known if the hub stores it as a large file."""
 
     path: str
     size: int | None = None
@@ -25,7 +25,7 @@ class HubFile:
 
 
 def hub_files(repo: str, prefix: str = "") -> list[HubFile]:
-    """The files of a dataset repository whose paths begin with `prefix`, in order of their paths."""
+    """The files of a dataset repository whose paths start with `prefix`, sorted by path."""
     hub = required("huggingface_hub", "datasets")
     with _as_download_error(repo, [prefix or "all files"]):
         info = hub.HfApi().dataset_info(repo, files_metadata=True, timeout=_TIMEOUT)
@@ -36,15 +36,15 @@ def hub_files(repo: str, prefix: str = "") -> list[HubFile]:
 def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str, str]:
     """Download files of a dataset repository to `folder / path`. Returns the SHA-256 of each by its path.
 
-    Files that earlier calls finished are not downloaded again. `HF_ENDPOINT` and `HF_TOKEN` are honoured.
-    `DownloadError` names the file, and says how to go on by hand.
+    Finished files are not downloaded again. `HF_ENDPOINT` and `HF_TOKEN` are honoured. `DownloadError` names the file, and
+    explains how to download it by hand.
     """
     hub = required("huggingface_hub", "datasets")
 
     def download(file: HubFile) -> str:
         checksum = checksum_of(folder, file.path, file.size, file.sha256)
         if checksum is None:
-            (folder / file.path).unlink(missing_ok=True)  # damaged: the library looks at its own record only
+            (folder / file.path).unlink(missing_ok=True)  # damaged; the library only checks its own record
             hub.hf_hub_download(repo, file.path, repo_type="dataset", local_dir=folder)
             checksum = checksum_of(folder, file.path, file.size, file.sha256)
         if checksum is None:
@@ -61,7 +61,7 @@ def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str,
 
 @contextmanager
 def hub_stream(repo: str, path: str) -> Iterator[Stream]:
-    """A file of a dataset repository, which is read over the network as it comes. `DownloadError`, also while it is read."""
+    """Open a file of a dataset repository as a network stream. `DownloadError`, also during reads."""
     hub = required("huggingface_hub", "datasets")
     with _as_download_error(repo, [path]):
         files = hub.HfFileSystem(skip_instance_cache=True)
@@ -70,10 +70,10 @@ def hub_stream(repo: str, path: str) -> Iterator[Stream]:
 
 
 def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
-    """The files of a repository that a folder has, in order of their paths.
+    """The local files of a repository, sorted by path.
 
-    These are all whose paths below the folder begin with `prefix`, or, where there are none, those directly in the folder.
-    CorruptDatasetError where there are none of these either.
+    Returns files whose relative paths start with `prefix` or, if there are none, the files directly in the folder.
+    CorruptDatasetError if there are no such files either.
     """
     every = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in suffixes}
     names = [name for name in every if name.startswith(prefix)] or [name for name in every if "/" not in name]
@@ -84,7 +84,7 @@ def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
 
 @contextmanager
 def _as_download_error(repo: str, paths: Sequence[str]) -> Iterator[None]:
-    """Raise what the library raises as DownloadError."""
+    """Re-raise errors of the hub library as DownloadError."""
     hub = required("huggingface_hub", "datasets")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Parquet files of rows with columns of one shape, of the Hugging Face hub or as `to_hub_folder` writes them."""
+"""Datasets in Parquet files with fixed-shape columns, from the Hugging Face hub or `to_hub_folder`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from interop.datasets.source import Part, Source
 
 @dataclass(frozen=True)
 class HubFolderSource(Source):
-    """Every `data/*.parquet` of a dataset repository, or of a folder."""
+    """All files `data/*.parquet` of a dataset repository or folder."""
 
     family: ClassVar[str] = "hub"
 
@@ -46,18 +46,18 @@ class HubFolderSource(Source):
 
 
 class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
-    """A dataset of the Hugging Face hub whose rows are steps, as `to_hub_folder` writes them.
+    """A dataset of the Hugging Face hub whose rows are steps, in the layout of `to_hub_folder`.
 
-    Columns come as entries of the same dtype and shape, structs and dotted names as nested ones. A dataset of
-    `to_hub_folder` has the stored entries and "episode" [N], which changes where a trajectory ends; its card tells more.
+    Columns become entries of the same dtype and shape; structs and dotted names become nested entries. A dataset of
+    `to_hub_folder` has the stored entries and "episode" [N], which changes between trajectories; see its card.
 
     Args:
-        dataset_id: `user/name` on the hub, or a name of one's own with `from_local`.
-        from_local: a folder that was written by `to_hub_folder`, in place of a download.
+        dataset_id: `user/name` on the hub, or any name with `from_local`.
+        from_local: a folder written by `to_hub_folder`, instead of a download.
         **more: as for `BaseDatasetExperienceReplay`.
 
-    Raises: as `BaseDatasetExperienceReplay`; CorruptDatasetError for columns with missing values, and those that are not
-    numbers, lists of them of one length, or text.
+    Raises: as `BaseDatasetExperienceReplay`; CorruptDatasetError for columns with missing values, and columns other than
+    numbers, fixed-length lists of numbers, and text.
     """
 
     def __init__(self, dataset_id: str, batch_size: int | None = None, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of JPEG and PNG images."""
+"""Decoding of JPEG and PNG images to arrays."""
 
 import functools
 import importlib.util
@@ -11,17 +11,17 @@ import numpy as np
 from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError
 
-_FAULTS = (OSError, SyntaxError, ValueError, OverflowError)  # what decoders raise for damaged images
-_KEPT = ("L", "LA", "RGB", "RGBA", "I;16")  # modes of Pillow whose values are those of the file
-_MOST_PIXELS = 1 << 27  # of an image: a header can announce more than the memory of the machine
+_FAULTS = (OSError, SyntaxError, ValueError, OverflowError)  # errors of decoders for damaged images
+_KEPT = ("L", "LA", "RGB", "RGBA", "I;16")  # Pillow modes that keep the values of the file
+_MOST_PIXELS = 1 << 27  # per image: a header can announce more than the machine's memory
 
 
 def decoded(data: bytes | np.ndarray) -> np.ndarray:
-    """A JPEG or PNG image as uint8 [H, W, C], or [H, W] where it is gray; uint16 for PNG of 16 bits.
+    """Decode a JPEG or PNG image to uint8 [H, W, C], or [H, W] if gray; uint16 for 16-bit PNG.
 
-    Palettes and CMYK become RGB. Where simplejpeg is installed, it decodes JPEG: in a quarter to three quarters of the time
-    of Pillow, to the same values, and it also finds damage that Pillow takes for pixels. CorruptDatasetError for no image, a
-    truncated or damaged one.
+    Palettes and CMYK become RGB. If simplejpeg is installed, it decodes JPEG to the same values, in a quarter to three
+    quarters of Pillow's time, and detects damage that Pillow decodes as pixels. CorruptDatasetError for data that is no
+    image, truncated or damaged.
     """
     try:
         return _by_turbo(data) if _turbo() else _by_pillow(data)
@@ -30,9 +30,9 @@ def decoded(data: bytes | np.ndarray) -> np.ndarray:
 
 
 def stacked(images: Sequence[bytes | np.ndarray], where: str) -> np.ndarray:
-    """Images of one size in one array [n, H, W, C] or [n, H, W].
+    """Decode images of equal size to one array [n, H, W, C] or [n, H, W].
 
-    CorruptDatasetError, which begins with `where`, names a damaged image, or one of another size.
+    CorruptDatasetError, prefixed by `where`, names a damaged image or one of another size.
     """
     out = np.empty(0, np.uint8)
     for place, data in enumerate(images):
@@ -53,7 +53,7 @@ def _by_turbo(data: bytes | np.ndarray) -> np.ndarray:
     try:
         height, width, colors, _ = _turbo().decode_jpeg_header(data)
     except ValueError:
-        return _by_pillow(data)  # PNG, or a kind of JPEG that simplejpeg does not know
+        return _by_pillow(data)  # PNG, or a kind of JPEG that simplejpeg does not support
     if colors not in ("Gray", "YCbCr"):
         return _by_pillow(data)
     if height * width > _MOST_PIXELS:
@@ -73,5 +73,5 @@ def _by_pillow(data: bytes | np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _turbo() -> Any:
-    """simplejpeg, or None."""
+    """The module simplejpeg, or None."""
     return required("simplejpeg", "datasets") if importlib.util.find_spec("simplejpeg") else None

@@ -1,4 +1,4 @@
-"""Results of calls in other processes, in order, a few of them ahead."""
+"""Ordered results of calls in other processes, with limited lookahead."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ Portable = tuple[list[int], dict[Any, Any]]
 def in_order(
     submit: Callable[[Any], Callable[[], Any]], tasks: Iterable[Any], ahead: int
 ) -> Generator[Any, None, None]:
-    """The results of tasks. `submit` starts one and returns what waits for its result; `ahead` of them run or wait."""
+    """Yield the results of tasks in order. `submit` starts a task and returns a wait function; `ahead` run at once."""
     waiting: deque[Callable[[], Any]] = deque()
     for task in tasks:
         waiting.append(submit(task))
@@ -40,15 +40,15 @@ def by_processes(
     function: Callable[[Any], Any], tasks: Iterable[Any], workers: int, *,
     method: str | None = None, threads: int = 1, max_tasks_per_child: int | None = None,
 ) -> Generator[Any, None, None]:  # fmt: skip
-    """The results of `function(task)` in order, by `workers` processes started by `method` ("spawn" by default); 0: here.
+    """Yield the results of `function(task)` in order, from `workers` processes; 0 runs in this process.
 
-    Each has `threads` threads of torch. All are replaced when they have done `max_tasks_per_child` tasks on average.
-    DatasetError where one dies.
+    `method` is the start method ("spawn" by default); each process has `threads` torch threads. All are replaced after
+    `max_tasks_per_child` tasks each on average. DatasetError if a process dies.
     """
     if not workers:
         yield from map(function, tasks)
         return
-    pickle.dumps(function)  # an error here; in the pool it may hang
+    pickle.dumps(function)  # raise errors here: the pool may hang
     context, tasks = multiprocessing.get_context(method or "spawn"), iter(tasks)
     for first in tasks:
         some = chain([first], islice(tasks, max_tasks_per_child and workers * max_tasks_per_child - 1))
@@ -72,7 +72,7 @@ def _start(threads: int) -> None:
 
 
 def _end_with(parent: Any) -> None:
-    """End this process with its parent. One that was forked would keep the locks of a parent that was killed."""
+    """End this process when its parent ends. A forked orphan would keep the parent's locks."""
     parent.join()
     os._exit(1)
 
@@ -83,12 +83,12 @@ def _submitted(pool: ProcessPoolExecutor, function: Callable[[Any], Any], task: 
 
 
 def portable(rows: TensorDictBase) -> Portable:
-    """Rows as bytes and lists: tensors would take a file descriptor each on the way to another process."""
+    """Convert rows to bytes and lists for another process, as tensors would each take a file descriptor."""
     return [*rows.batch_size], {key: _as_bytes(each) for key, each in entries(rows)}
 
 
 def rebuilt(given: Portable) -> TensorDict:
-    """The rows that `portable` took apart."""
+    """Convert a result of `portable` back to rows."""
     shape, parts = given
     out = TensorDict({}, shape)
     for key, value in parts.items():

@@ -1,4 +1,4 @@
-"""LeRobot: robot episodes in Parquet files and videos, of any such repository on the Hugging Face hub."""
+"""LeRobot: robot episodes in Parquet files and videos, from any LeRobot repository on the Hugging Face hub."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ from interop.datasets.rows import channels_first, following, leaf
 from interop.datasets.source import Part, Source
 from interop.datasets.video import frames_at
 
-_CHUNK = 32  # rows whose frames are in memory at once
-_SCALARS = ("timestamp", "frame_index", "episode_index", "task_index")  # upstream has one value each a row
+_CHUNK = 32  # rows with frames in memory at once
+_SCALARS = ("timestamp", "frame_index", "episode_index", "task_index")  # one value per row
 _FLAGS = ("done", "terminated", "truncated")
 
 
 @dataclass(frozen=True)
 class LeRobotSource(Source):
-    """A repository with `meta/info.json`. `video`: whether videos are downloaded and decoded."""
+    """A repository with `meta/info.json`. `video`: download and decode videos."""
 
     family = "lerobot"
 
@@ -42,7 +42,7 @@ class LeRobotSource(Source):
         if not any(file.path == "meta/info.json" for file in files):
             raise DatasetError(f"{self.dataset_id} on the Hugging Face hub is no LeRobot dataset: no meta/info.json")
         if any(file.path.startswith("videos/") for file in files):
-            required("av", "video")  # now, and not after the download
+            required("av", "video")  # fail before the download
         return hub_download(self.dataset_id, files, folder)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _bytes(feature: Mapping[str, Any]) -> int:
 
 
 def _tables(path: Path, episodes: Sequence[Episode]) -> Iterator[tuple[Episode, Any]]:
-    """The rows of each of some episodes of a file."""
+    """Yield each episode of a file with its rows."""
     numbers = [episode.number for episode in episodes]
     table = read_table(path, filters=[("episode_index", ">=", min(numbers)), ("episode_index", "<=", max(numbers))])
     compute = required("pyarrow.compute", "datasets")
@@ -94,7 +94,7 @@ def _tables(path: Path, episodes: Sequence[Episode]) -> Iterator[tuple[Episode, 
 
 
 def _rows(table: Any, features: Mapping[str, Any], tasks: Mapping[int, str], where: str) -> TensorDict:
-    """The columns of an episode, with what TED has: the following observation, and flags of the end."""
+    """The columns of an episode in TED format: with next observations and end flags."""
     rows = TensorDict({"next": TensorDict({}, [len(table)])}, [len(table)])
     for name, feature in features.items():
         if feature["dtype"] == "video" or name == "index":
@@ -123,7 +123,7 @@ def _rows(table: Any, features: Mapping[str, Any], tasks: Mapping[int, str], whe
 
 
 def _key(name: str, features: Collection[str]) -> tuple[str, ...]:
-    """A name, divided at its dots. "a.b" is not divided where "a" is a feature as well."""
+    """Split a name at its dots. "a.b" is not split if "a" is a feature too."""
     key: list[str] = []
     names = name.split(".")
     for each, before in zip(names, ["", *accumulate(names, "{}.{}".format)], strict=False):
@@ -135,7 +135,7 @@ def _key(name: str, features: Collection[str]) -> tuple[str, ...]:
 
 
 def _values(found: Any, feature: Mapping[str, Any], where: str) -> Any:
-    """A column as an array [T, *shape], or as a list of text."""
+    """Convert a column to an array [T, *shape], or a list of text."""
     kind, shape = feature["dtype"], (len(found), *feature["shape"])
     if kind == "string":
         return found.to_pylist()
@@ -145,7 +145,7 @@ def _values(found: Any, feature: Mapping[str, Any], where: str) -> Any:
             raise CorruptDatasetError(f"{where}: {len(found) - len(images)} images are not in the file")
         return channels_first(stacked(images, where))
     flat = found.combine_chunks()
-    flat = getattr(flat, "storage", flat)  # of an array of several dims, if `datasets` is imported
+    flat = getattr(flat, "storage", flat)  # an array with several dims, if `datasets` is imported
     if hasattr(flat, "flatten"):
         flat = required("pyarrow.compute", "datasets").list_flatten(flat, recursive=True)
     values = flat.to_numpy(zero_copy_only=False)
@@ -155,7 +155,7 @@ def _values(found: Any, feature: Mapping[str, Any], where: str) -> Any:
 
 
 def _with_frames(rows: TensorDict, videos: Mapping[tuple[str, ...], Iterator[np.ndarray]]) -> Iterator[TensorDict]:
-    """The rows of an episode with the frames of its videos, some rows at a time."""
+    """Yield the rows of an episode with decoded video frames, a chunk at a time."""
     pairs = {key: pairwise(chain(frames, [None])) for key, frames in videos.items()}
     for piece in rows.split(_CHUNK):
         for key, each in pairs.items():
@@ -170,27 +170,27 @@ def _with_frames(rows: TensorDict, videos: Mapping[tuple[str, ...], Iterator[np.
 class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     """Robot episodes in the LeRobot format, v2.0, v2.1 or v3.0 (https://github.com/huggingface/lerobot).
 
-    An episode is a recording. Its licence is on its page of the hub. Rows have the features in `meta/info.json`, of the
-    shapes and dtypes that upstream has. Names are keys, divided at their dots:
+    An episode is a recording. The licence is on the hub page. Rows have the features of `meta/info.json`, with upstream's
+    shapes and dtypes. Names are split at their dots into nested keys:
 
-    - ("observation", "state"), "action", ("next", "reward") [1] and others. Images and frames of videos are uint8
-      [3, H, W]. ("next", "observation") is that of the next row, and zeros, or empty text, in the last row of an episode.
-    - ("next", "terminated") bool [1]: `next.done`, unless `next.truncated` is set there. ("next", "truncated"): the last row
-      of an episode, if it is not terminated. ("next", "done"): either. "done", "terminated" and "truncated" bool [1], False.
-    - "timestamp", in seconds, "frame_index", "task_index" and "episode" []; "task" text. `index` is left out.
+    - ("observation", "state"), "action", ("next", "reward") [1] and others. Images and video frames are uint8 [3, H, W].
+      ("next", "observation") is that of the next row; in the last row of an episode, zeros or empty text.
+    - ("next", "terminated") bool [1]: `next.done` without `next.truncated`. ("next", "truncated"): the last row of an
+      episode, unless terminated. ("next", "done"): either. "done", "terminated" and "truncated" bool [1], False.
+    - "timestamp", in seconds, "frame_index", "task_index" and "episode" []; "task" text. `index` is omitted.
 
-    `metadata` has "info", "tasks" by number and, where upstream has such files, "stats" and "episodes_stats". Decoded videos
-    take 2 * 3 * H * W bytes of disk a row.
+    `metadata` has "info", "tasks" by number and, if upstream has them, "stats" and "episodes_stats". Decoded videos take
+    2 * 3 * H * W bytes of disk per row.
 
     Args:
         repo_id: a dataset repository on the hub.
-        batch_size: rows of a batch.
-        video: "decode" for the frames of videos, by PyAV; False or "skip" for none, and no download of videos.
-        tolerance_s: seconds by which the time of a frame may differ from the `timestamp` of its row.
+        batch_size: rows per batch.
+        video: "decode" decodes video frames with PyAV; False or "skip" neither downloads nor decodes videos.
+        tolerance_s: the maximum difference in seconds between a frame's time and the `timestamp` of its row.
         **more: as for `BaseDatasetExperienceReplay`.
 
     Raises:
-        DatasetError: no LeRobot dataset, another version of the format, videos of depths. ImportError: no PyAV.
+        DatasetError: no LeRobot dataset, an unsupported version, or depth videos. ImportError: PyAV is not installed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The files in `meta/` of a LeRobot dataset: where its episodes are."""
+"""The metadata files of a LeRobot dataset (`meta/`), with the locations of its episodes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ VERSIONS = ("v2.0", "v2.1", "v3.0")
 
 @dataclass(frozen=True)
 class Episode:
-    """The place of an episode. `videos`: by key, the file and the second at which the episode begins."""
+    """The location of an episode. `videos` maps keys to the file and the start of the episode in seconds."""
 
     number: int
     length: int
@@ -26,7 +26,7 @@ class Episode:
 
 
 def info_of(folder: Path) -> dict[str, Any]:
-    """`meta/info.json`. DatasetError for a version of the format that is not one of `VERSIONS`."""
+    """Read `meta/info.json`. DatasetError for a format version outside of `VERSIONS`."""
     info: dict[str, Any] = read_json(path := folder / "meta/info.json")
     version = info.get("codebase_version") if isinstance(info, dict) else None
     if version not in VERSIONS:
@@ -47,7 +47,7 @@ def tasks_of(folder: Path) -> dict[int, str]:
 
 
 def episodes_of(folder: Path, info: Mapping[str, Any], video_keys: Sequence[str]) -> list[Episode]:
-    """All episodes in order. KeyError or TypeError where the place of one is missing."""
+    """All episodes in order. KeyError or TypeError if the location of one is missing."""
     if (path := folder / "meta/episodes.jsonl").exists():
         rows = read_json(path)
     else:
@@ -78,7 +78,7 @@ def _episode(folder: Path, info: Mapping[str, Any], video_keys: Sequence[str], r
 
 
 def read_table(path: Path, **options: Any) -> Any:
-    """The table in a Parquet file. CorruptDatasetError where it is missing or damaged."""
+    """Read a Parquet file. CorruptDatasetError if it is missing or damaged."""
     parquet, pyarrow = required("pyarrow.parquet", "datasets"), required("pyarrow", "datasets")
     try:
         return parquet.read_table(path, **options)
@@ -87,7 +87,7 @@ def read_table(path: Path, **options: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a file; of `.jsonl` a list of the values in its lines."""
+    """Read a JSON file; a `.jsonl` file gives a list of the values of its lines."""
     try:
         text = path.read_text()
         return [*map(json.loads, filter(str.strip, text.splitlines()))] if path.suffix == ".jsonl" else json.loads(text)

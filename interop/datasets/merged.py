@@ -1,4 +1,4 @@
-"""Several datasets as one buffer, whose batches have one layout."""
+"""Ensembles of datasets with a common batch layout."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from interop.data.arguments import class_of
 from interop.data.keys import as_path, entries_below
 
 _Path = tuple[Any, ...]
-_Kind = tuple[torch.dtype | str, torch.Size]  # "text" for what is no tensor
+_Kind = tuple[torch.dtype | str, torch.Size]  # dtype and row shape; "text" for non-tensors
 _Layout = dict[_Path, _Kind]
 
 
@@ -29,24 +29,24 @@ def merged(
     num_buffer_sampled: int | None = None,
     **more: Any,
 ) -> ReplayBufferEnsemble:
-    """Buffers or datasets as one ensemble, `merged(a, b, p=[0.8, 0.2], batch_size=256)`, whose batches are alike.
+    """Merge buffers or datasets to an ensemble with a common layout: `merged(a, b, p=[0.8, 0.2], batch_size=256)`.
 
-    Entries have one key, shape and dtype in all. This is checked here, on the first row of each buffer after its transforms.
-    Entries are left out and cast when a batch is read; the buffers stay as they are.
+    Each entry must have the same shape and dtype in all buffers. This is checked on the first row of each buffer, after
+    its transforms. Entries are dropped and cast when a batch is read; the buffers are not modified.
 
     Args:
-        buffers: of tensordicts, with at least one row. They keep their samplers and transforms.
-        p: the share of each, equal by default.
-        batch_size: of samples, which are [parts, batch_size / parts], each part of one buffer.
-        keys: the entries of batches; a key of nested entries names all of them. By default those that all buffers have.
-        cast: True gives floats of different dtypes, or integers and bools, the smallest dtype that holds all of them. A
-            dict names the dtype of entries, of any kind.
-        num_buffer_sampled: parts of a batch. By default the smallest number that divides the batch size and is no smaller
-            than that of the buffers.
+        buffers: non-empty buffers of tensordicts. They keep their samplers and transforms.
+        p: the fraction of each buffer, equal by default.
+        batch_size: rows per sample. Samples are [parts, batch_size / parts], each part from one buffer.
+        keys: the entries of batches; a key of nested entries selects all of them. By default the common entries.
+        cast: True promotes different float dtypes, or integers and bools, to the smallest common dtype. A dict maps
+            entries of any kind to dtypes.
+        num_buffer_sampled: parts per batch. By default the smallest divisor of the batch size that is at least the number
+            of buffers.
         **more: as for `ReplayBufferEnsemble`.
 
     Raises:
-        ValueError: entries differ in shape or dtype, or are missing; a table of them is in the message.
+        ValueError: entries are missing, or differ in shape or dtype; the message has a table.
         RuntimeError: a buffer is empty.
         TypeError: items are not tensordicts.
     """
@@ -80,7 +80,7 @@ def merged(
 
 @dataclass(frozen=True)
 class _Aligned:
-    """Makes a batch of parts from which some entries are dropped, and others cast."""
+    """Collates parts after dropping and casting entries."""
 
     dropped: frozenset[_Path]
     dtypes: Mapping[_Path, torch.dtype]
@@ -102,7 +102,7 @@ def _covers(key: _Path, path: _Path) -> bool:
 
 
 def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
-    """The kind of each entry of a row, as it comes in batches."""
+    """The kind of each entry of a row, after transforms."""
     if not isinstance(buffer, ReplayBuffer):
         raise TypeError(f"buffer {place} must be a ReplayBuffer, got {class_of(buffer)}")
     if not len(buffer.storage):
@@ -119,7 +119,7 @@ def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
 
 
 def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: bool) -> torch.dtype | str | None:
-    """The common form of an entry in batches; None if the buffers have no common form."""
+    """The common dtype of an entry, or "text"; None if the buffers have none."""
     found = {kind for kind in kinds if kind is not None}
     types = {kind[0] for kind in found}
     dtypes = [each for each in types if isinstance(each, torch.dtype)]
@@ -131,12 +131,12 @@ def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: 
         return None
     try:
         return reduce(torch.promote_types, dtypes)
-    except RuntimeError:  # uint16 and the like with others
+    except RuntimeError:  # torch cannot promote uint16 and the like
         return None
 
 
 def _table(paths: Sequence[_Path], layouts: Sequence[_Layout], buffers: Sequence[ReplayBuffer]) -> str:
-    """The form of each entry in each buffer."""
+    """A table of the dtype and shape of each entry in each buffer."""
     head = ["", *(f"{place}: {type(each).__name__}" for place, each in enumerate(buffers))]
     rows = [[".".join(map(str, path)), *(_shown(each.get(path)) for each in layouts)] for path in paths]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

@@ -1,4 +1,4 @@
-"""Datasets of Minari (minari.farama.org)."""
+"""Minari datasets (minari.farama.org)."""
 
 import contextlib
 import json
@@ -25,12 +25,12 @@ from interop.datasets.source import Part, Source
 
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")
-_BYTES, _ROWS = 1 << 26, 4096  # of a part; of rows that are read at once
+_BYTES, _ROWS = 1 << 26, 4096  # bytes per part; rows per read
 
 
 @dataclass(frozen=True)
 class MinariSource(Source):
-    """A dataset on the Hugging Face hub, or a folder that Minari wrote."""
+    """A Minari dataset on the Hugging Face hub or in a local folder."""
 
     family: ClassVar[str] = "minari"
 
@@ -97,14 +97,14 @@ class MinariSource(Source):
 
 
 def _described(data: Path) -> Mapping[str, Any]:
-    """The metadata of a dataset, with spaces and `env_spec` as JSON. Missing spaces are None."""
+    """The metadata of a dataset, with spaces and `env_spec` as JSON; None for missing spaces."""
     path = data / "metadata.json"
     return _parsed(path, path.read_bytes())
 
 
 @lru_cache(maxsize=1)
 def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
-    """The text is parsed once for all parts: the bounds of an image are lists of as many numbers as it has."""
+    """Parse metadata, cached for all parts: the bounds of an image space have one number per pixel."""
     try:
         said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **json.loads(text)}
         said |= {key: json.loads(said[key]) for key in ("env_spec", *_SPACES) if key in said}
@@ -119,7 +119,7 @@ def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
 
 
 def _arrays(said: Mapping[str, Any]) -> dict[tuple[str, ...], np.dtype]:
-    """The arrays of a step that the spaces tell of, by their place in an episode."""
+    """The arrays of a step by path, from the spaces."""
     return {path: kind for key, name in _SPACES.items() for path, kind in arrays_of(said[key], name)}
 
 
@@ -135,33 +135,33 @@ class _Available:
 class MinariExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of Minari (minari.farama.org), downloaded from the Hugging Face hub or read from a local Minari folder.
 
-    A row is a step. A trajectory ends where ("next", "done") is True; its last ("next", "observation") is the true one.
-    Dtypes are those of the files.
+    A row is a step. A trajectory ends at ("next", "done"); its last ("next", "observation") is the true one. Dtypes are
+    those of the files.
 
-    | key | of an episode of T steps |
+    | key | content, for an episode of T steps |
     |---|---|
     | "observation", ("next", "observation") | observations 0 to T - 1, and 1 to T; nested for Dict and Tuple spaces |
     | "action" | actions |
     | ("next", "reward") | rewards, [1]; integers become float64 |
     | ("next", "terminated"), ("next", "truncated"), ("next", "done") | bool [1]; done is either |
-    | "episode" | the number of the episode, int64 |
-    | "info", ("next", "info"), "state", ("next", "state") | as observations. An info that the reset lacks is zero |
-    | others | entries of T rows under their own names |
+    | "episode" | the episode number, int64 |
+    | "info", ("next", "info"), "state", ("next", "state") | as observations. Infos missing at the reset are zero |
+    | other entries of T rows | as stored |
 
-    The entries of a Tuple are "0", "1", .... JPEG images are decoded. Text stays text. Unknown spaces do not matter: arrays
-    are read as they are stored.
+    The entries of a Tuple are "0", "1", .... JPEG images are decoded. Text stays text. Arrays of unknown spaces are read as
+    stored.
 
     Args:
-        dataset_id: such as "D4RL/door/human-v2"; one of `available_datasets`, which asks the hub.
-        load_from_local_minari: read `<MINARI_DATASETS_PATH or ~/.minari/datasets>/<dataset_id>/data`, anew each time.
-        from_local: a folder that Minari wrote: that with the metadata.json, the one above it, or a Minari root.
+        dataset_id: such as "D4RL/door/human-v2"; one of `available_datasets`, which queries the hub.
+        load_from_local_minari: read `<MINARI_DATASETS_PATH or ~/.minari/datasets>/<dataset_id>/data` at each construction.
+        from_local: a folder written by Minari: the folder with metadata.json, its parent, or a Minari root.
         **more: as for `BaseDatasetExperienceReplay`.
 
     Raises:
-        ValueError: there is no such dataset. The message has the nearest names.
-        FileNotFoundError: there is no such local dataset.
-        CorruptDatasetError: entries have not as many rows as the episode has steps, or differ between episodes, or
-            metadata.json says other totals. The message names file, episode, entry and both numbers.
+        ValueError: an unknown dataset. The message has the nearest names.
+        FileNotFoundError: the local dataset does not exist.
+        CorruptDatasetError: the rows of an entry do not match the steps of its episode, episodes differ in entries, or
+            metadata.json has other totals. The message names file, episode, entry and both numbers.
     """
 
     METADATA_NAME = "env_metadata.json"
@@ -184,6 +184,6 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of Minari, with spaces as specs (by minari); None for text and unknown spaces."""
+        """Minari's metadata, with spaces as specs (needs minari); None for text and unknown spaces."""
         said = super().metadata
         return {**said, **{key: spec_of(said[key]) for key in _SPACES}}

@@ -1,4 +1,4 @@
-"""Rows of tensordicts from episodes as Minari stores them."""
+"""Conversion of Minari episodes to tensordict rows."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,9 +28,9 @@ Arrays = Mapping[tuple[str, ...], np.dtype]
 
 
 def rows(found: Iterable[Steps], arrays: Arrays, most: int) -> Iterator[TensorDict]:
-    """The steps of episodes, short ones together, long ones in pieces of `most`.
+    """Yield the steps of episodes; short episodes are joined, long ones split into pieces of `most` steps.
 
-    CorruptDatasetError where an entry has not as many rows as the episode has steps, or is unlike that of other episodes.
+    CorruptDatasetError if an entry does not match the steps of its episode, or differs from other episodes.
     """
     waiting: list[Steps] = []
     count = 0
@@ -49,7 +49,7 @@ def rows(found: Iterable[Steps], arrays: Arrays, most: int) -> Iterator[TensorDi
 
 
 def _with_reset(values: Any, path: tuple[str, ...], steps: int, where: str) -> Any:
-    """Values with as many rows as they need. Infos may lack that of the reset: it is zero, or empty text."""
+    """Validate the number of rows. Infos without the reset get a first row of zeros or empty text."""
     needed, count = steps + (path[0] in ONE_MORE), len(values) if isinstance(values, list) or np.ndim(values) else 0
     if path[0] == "infos" and count == steps:
         return ["", *values] if isinstance(values, list) else np.concatenate([np.zeros_like(values[:1]), values])
@@ -85,7 +85,7 @@ def _joined(pieces: Sequence[Steps], arrays: Arrays) -> TensorDict:
 
 
 def _decoded(piece: Steps, path: tuple[str, ...], kind: np.dtype | None) -> Any:
-    """Values in the shape of this kind, where it is one of as many numbers. Images are decoded."""
+    """Decode images, and reshape other values to the shape of `kind` if the number of elements matches."""
     values = piece.entries[path]
     is_list = isinstance(values, list)
     if (is_list and isinstance(values[0], str)) or (not is_list and (kind is None or values.shape[1:] == kind.shape)):
@@ -111,6 +111,6 @@ def _one(values: Sequence[Any]) -> Any:
 
 
 def _column(values: np.ndarray, dtype: type | None) -> np.ndarray:
-    """[T] as [T, 1], integers as float64."""
+    """Reshape [T] to [T, 1], and convert integers to float64."""
     dtype = dtype or (np.float64 if values.dtype.kind in "biu" else values.dtype.type)
     return (values if values.ndim > 1 else values[:, None]).astype(dtype, copy=False)

@@ -1,4 +1,4 @@
-"""The spaces in the metadata of Minari datasets: JSON, as `minari.serialization` writes it."""
+"""Spaces in Minari's metadata: JSON of `minari.serialization`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ import numpy as np
 from interop.data.arguments import required
 from interop.specs import Composite, TensorSpec, from_gymnasium
 
-Space = Mapping[str, Any] | None  # None for one that is not known
+Space = Mapping[str, Any] | None  # None for an unknown space
 
 
 def arrays_of(space: Space, *above: str) -> Iterator[tuple[tuple[str, ...], np.dtype]]:
-    """The arrays of a member by their place below `above`, as dtypes with a shape. Text and unknown spaces have none."""
+    """Yield the path below `above` and the dtype, with shape, of each array of a member. Skips text and unknown spaces."""
     kind = space and space.get("type")
     if not space or kind in ("Dict", "Tuple"):
         for key, each in _subspaces(space).items():
@@ -28,12 +28,12 @@ def _subspaces(space: Space) -> dict[str, Space]:
 
 
 def spec_of(space: Space) -> TensorSpec | None:
-    """The spec of the members of a space, as by `from_gymnasium`. None for text, for dtypes that specs have not, and for
-    unknown spaces, also for those in a Dict or Tuple.
+    """The spec of a space, as by `from_gymnasium`. None for text, dtypes that specs lack, and unknown spaces, also
+    inside of a Dict or Tuple.
     """
     if space and space["type"] in ("Dict", "Tuple"):
         return Composite({key: spec_of(each) for key, each in _subspaces(space).items()})
     try:
         return from_gymnasium(required("minari.serialization", "datasets").deserialize_space(space))
-    except TypeError:  # also minari's for an unknown type
+    except TypeError:  # minari raises it for an unknown type
         return None

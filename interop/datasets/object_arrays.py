@@ -1,7 +1,7 @@
-"""Pickles and arrays of objects, read without running code.
+"""A safe reader of pickles and object arrays, which never runs their code.
 
-A pickle is a program that names functions and calls them. Here a name gives a stand-in, or the pickle is refused. NumPy's
-own functions are never called: a dtype that a pickle describes could make them take bytes for addresses.
+A pickle is a program that names functions and calls them. Here each name maps to a stand-in, or the pickle is rejected.
+NumPy's own functions are never called, as a crafted dtype could make them treat bytes as addresses.
 """
 
 import copyreg
@@ -20,14 +20,14 @@ from interop.datasets.errors import CorruptDatasetError
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _PLAIN = {str, bytes, int, float, bool, type(None)}
-_LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}  # number that stands for a bool, for a character
+_LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}  # the largest code of a bool, of a character
 
 
 def load_object(file: Readable, where: str = "the file") -> Any:
     """Read a pickle or `.npy` file of NumPy arrays, numbers, text, bytes, None, and dicts, lists and tuples of these.
 
-    Of a `.npy` file with one object that object, else the array. Arrays may be read-only.
-    `CorruptDatasetError`, which begins with `where`, for anything else, and for a damaged or truncated file.
+    A `.npy` file with a single object gives that object, otherwise the array. Arrays may be read-only.
+    `CorruptDatasetError`, prefixed by `where`, for other content, and for a damaged or truncated file.
     """
     data = file.read()
     stream = io.BytesIO(data)
@@ -35,16 +35,16 @@ def load_object(file: Readable, where: str = "the file") -> Any:
         value = _array_of(stream) if data.startswith(npy.MAGIC_PREFIX) else _unpickled(stream)
         if rest := len(data) - stream.tell():
             raise ValueError(f"{rest} bytes follow its end")
-    except Exception as error:  # damaged pickles raise any, MemoryError and RecursionError too
+    except Exception as error:  # damaged pickles raise anything, also MemoryError and RecursionError
         raise CorruptDatasetError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
     return value
 
 
 def array_header(file: Readable, where: str = "the file") -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of the array of an `.npy` file, whose rows follow. `CorruptDatasetError` for one in another order."""
+    """Read shape and dtype from an `.npy` header, up to the first row. `CorruptDatasetError` for Fortran order."""
     try:
         shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
-    except Exception as error:  # damaged headers raise any
+    except Exception as error:  # damaged headers raise anything
         raise CorruptDatasetError(f"{where} is no .npy file: {error}") from error
     if fortran and len(shape) > 1:
         raise CorruptDatasetError(f"{where} has an array in the order of Fortran, which cannot be read row by row")
@@ -60,7 +60,7 @@ def _array_of(stream: io.BytesIO) -> Any:
 
 
 def _filled(content: Any, dtype: np.dtype, shape: Any, order: Any) -> np.ndarray:
-    """An array that takes no more memory than there are bytes, or objects."""
+    """Build an array whose size is bounded by the given bytes or objects."""
     if dtype.kind == "O" and type(content) is list:
         array = np.empty(len(content), object)
         for place, item in enumerate(content):
@@ -76,7 +76,7 @@ def _filled(content: Any, dtype: np.dtype, shape: Any, order: Any) -> np.ndarray
 
 @dataclass(slots=True, eq=False)
 class _StandIn:
-    """A name in a pickle (`call`), or a call of it (`build` makes `built` of a state). Nothing else can be called."""
+    """Stands for a name in a pickle (`call`), or for its result (`build` makes `built` from a state)."""
 
     call: Any = None
     build: Any = None
@@ -117,7 +117,7 @@ for _core in ("numpy.core", "numpy._core"):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Gives stand-ins for names."""
+    """Resolves names to stand-ins."""
 
     def find_class(self, module: str, name: str) -> _StandIn:
         if (module, name) not in _NAMES:
@@ -126,12 +126,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(stream: io.BytesIO) -> Any:
-    copyreg.clear_extension_cache()  # or a number could give what another unpickler has imported
+    copyreg.clear_extension_cache()  # else a code could resolve to an import of another unpickler
     return _plain(_Unpickler(stream).load(), {})
 
 
 def _plain(value: Any, done: dict[int, Any]) -> Any:
-    """A value with arrays in the place of stand-ins. `done` has what was made of dicts, lists and the like, by their ids."""
+    """Replace stand-ins in a value by their arrays. `done` maps ids of containers to their results."""
     kind = type(value)
     if kind in _PLAIN or isinstance(value, np.generic | bytearray):
         return value

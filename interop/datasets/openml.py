@@ -1,4 +1,4 @@
-"""OpenML: labelled tables for bandits, through scikit-learn."""
+"""OpenML: labelled tables for bandits, downloaded by scikit-learn."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.source import Part, Source
 from interop.samplers import Sampler, SamplerWithoutReplacement
 
-_UPSTREAM = {  # name and version on OpenML
+_UPSTREAM = {  # id -> name and version on OpenML
     "adult_num": ("adult", 1),
     "adult_onehot": ("adult", 1),
     "mushroom_num": ("mushroom", 1),
@@ -33,7 +33,7 @@ _ATTRIBUTE = re.compile(r"""@attribute\s+('[^']*'|"[^"]*"|\S+)\s+(numeric|real|i
 
 @dataclass(frozen=True)
 class OpenMLSource(Source):
-    """A table as scikit-learn downloads it, or the `.arff` file of it that OpenML offers."""
+    """A table downloaded by scikit-learn, or OpenML's `.arff` file of it."""
 
     family = "openml"
 
@@ -42,13 +42,13 @@ class OpenMLSource(Source):
             raise RuntimeError(f"Dataset does not exist. {unknown_id('OpenML', self.dataset_id, _UPSTREAM)}")
 
     def download(self, folder: Path) -> Mapping[str, str]:
-        """The table as a Parquet file. scikit-learn compares the checksum that OpenML states, so none is returned."""
+        """Download the table to a Parquet file. Returns no checksums, as scikit-learn verifies OpenML's."""
         required("pandas", "datasets")
         name, version = _UPSTREAM[self.dataset_id]
         fetch = required("sklearn.datasets", "datasets").fetch_openml
         try:
             features, target = fetch(name, version=version, return_X_y=True, data_home=str(folder), parser="auto")
-        except (OSError, ValueError) as error:  # of the network; of an answer that is not the dataset
+        except (OSError, ValueError) as error:  # network errors; answers without a dataset
             raise DownloadError(
                 f"OpenML did not send {name!r}, version {version}: {error}. Pass a folder with its .arff file as from_local"
             ) from error
@@ -65,7 +65,7 @@ class OpenMLSource(Source):
         return self.table(folder)[1]
 
     def table(self, folder: Path) -> tuple[TensorDict, dict[str, list[str]]]:
-        """All rows, and the names of the columns of X, "columns", and of the classes that y counts, "classes"."""
+        """All rows, the names of the "columns" of X, and the "classes" numbered by y."""
         sklearn = required("sklearn.preprocessing", "datasets")
         features = _frame(folder, _UPSTREAM[self.dataset_id][0])
         target = features.pop(_TARGET)
@@ -74,7 +74,7 @@ class OpenMLSource(Source):
             if "occupation" not in features:
                 raise CorruptDatasetError(f"{folder}: the table has no column occupation, it has {', '.join(features)}")
             target = features.pop("occupation")
-        is_text = self.dataset_id.startswith("mushroom")  # all columns are
+        is_text = self.dataset_id.startswith("mushroom")  # all its columns are text
         text = features.columns if is_text else features.select_dtypes(exclude="number").columns
         numbers = features.columns.difference(text, sort=False)
         if features.empty or target.isna().any() or features[numbers].isna().any(axis=None):
@@ -95,7 +95,7 @@ class OpenMLSource(Source):
 
 
 def _frame(folder: Path, name: str) -> Any:
-    """The table with its target, as it was downloaded, or from the only `.arff` file in the folder."""
+    """The table with its target, from the downloaded file or the only `.arff` file in the folder."""
     pandas = required("pandas", "datasets")
     found = [*folder.glob(f"{name}.parquet")] or [*folder.glob("*.arff")]
     if len(found) != 1:
@@ -109,7 +109,7 @@ def _frame(folder: Path, name: str) -> Any:
 
 
 def _arff(path: Path) -> Any:
-    """An ARFF file of numbers and categories. The last attribute is the target."""
+    """Read an ARFF file of numbers and categories. The last attribute is the target."""
     with path.open() as file:
         header = [line.strip() for line in takewhile(lambda line: line.strip().lower() != "@data", file)]
         attributes = [found for line in header if (found := _ATTRIBUTE.match(line))]
@@ -126,33 +126,33 @@ def _arff(path: Path) -> Any:
     frame.columns = [
         *(found[1].strip("'\"") for found in attributes[:-1]),
         _TARGET,
-    ]  # ValueError: rows have more values
+    ]  # ValueError: a row has more values
     return frame
 
 
 class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     """Labelled tables of OpenML (https://www.openml.org), for bandits.
 
-    A row is an example, not a step: "X" float64 [F], "y" int64 [], the number of its class. The licence of each table is on
-    its page of OpenML.
+    A row is an example, not a step: "X" float64 [F], and "y" int64 [], the class number. The licence of each table is on
+    its OpenML page.
 
-    - "adult_num", "adult_onehot": 45,222 rows. Rows with gaps are left out. The class is the occupation.
+    - "adult_num", "adult_onehot": 45,222 rows, without rows with gaps. The class is the occupation.
     - "mushroom_num", "mushroom_onehot": 8,124 rows.
     - "covertype" 581,012, "shuttle" 58,000, "magic" 19,020 rows.
 
-    Categories are numbers in the order of their names, or with "_onehot" columns of 0 and 1 behind the numbers. All but
-    those have mean 0 and deviation 1. `metadata` has the names of the "columns" of X, and the "classes".
+    Categories are numbered in the order of their names; with "_onehot" they are columns of 0 and 1 behind the numeric
+    columns. All other columns are normalized to mean 0 and deviation 1. `metadata` has the "columns" of X and "classes".
 
     Args:
-        name: one of these.
-        batch_size: rows of a batch.
+        name: one of the names above.
+        batch_size: rows per batch.
         root: the folder of the family, by default `~/.cache/fbuf/openml`.
         sampler: a `SamplerWithoutReplacement` by default.
-        **more: as for `BaseDatasetExperienceReplay`. The folder of `from_local` has the `.arff` file that OpenML offers,
-            whose last attribute is the target.
+        **more: as for `BaseDatasetExperienceReplay`. The folder `from_local` has OpenML's `.arff` file, whose last attribute
+            is the target.
 
     Raises:
-        RuntimeError: another name. ImportError: scikit-learn, pandas or pyarrow is not installed.
+        RuntimeError: an unknown name. ImportError: scikit-learn, pandas or pyarrow is not installed.
     """
 
     available_datasets = [*_UPSTREAM]
@@ -166,5 +166,5 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
 
     @property
     def max_outcome_val(self) -> int:
-        """The highest y."""
+        """The largest class number."""
         return len(self.metadata["classes"]) - 1

@@ -1,4 +1,4 @@
-"""Open X-Embodiment: trajectories of many robots, in archives of pickled episodes on the Hugging Face hub."""
+"""Open X-Embodiment: robot trajectories in archives of pickled episodes on the Hugging Face hub."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,18 +19,18 @@ from interop.datasets.source import Part, Source
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
 from interop.writers import ImmutableDatasetWriter, Writer
 
-_PARTS = 16  # of an archive: each skips the episodes before it
-_LONGEST = 1 << 20  # rows of a trajectory
+_PARTS = 16  # per archive; each skips the episodes before it
+_LONGEST = 1 << 20  # maximum rows of a trajectory
 
 
 @dataclass(frozen=True)
 class OpenXSource(Source):
-    """Webdataset archives `<id>/<id>_00000.tar`, of which each member `<key>.data.pickle` is an episode."""
+    """Webdataset archives `<id>/<id>_00000.tar`, with one member `<key>.data.pickle` per episode."""
 
     family = "openx"
 
     def shards(self) -> list[HubFile]:
-        """The archives on the hub. ValueError for an id that it does not have."""
+        """The archives on the hub. ValueError for an unknown id."""
         found = [file for file in hub_files(REPO, f"{self.dataset_id}/") if file.path.endswith(".tar")]
         if not found:
             raise ValueError(unknown_id("Open X-Embodiment", self.dataset_id, IDS))
@@ -40,7 +40,7 @@ class OpenXSource(Source):
         return hub_download(REPO, self.shards(), folder)
 
     def parts(self, folder: Path) -> list[Part]:
-        """All archives are read once: nothing else tells how many steps there are."""
+        """Read all archives once, to count the steps."""
         out, before = [], 0
         for path in local_files(folder, f"{self.dataset_id}/", ".tar"):
             lengths = [len(steps) for _, steps in episodes(path)]
@@ -57,7 +57,7 @@ class OpenXSource(Source):
 
 
 def _of_downloaded(name: str) -> Any:
-    """A property of `BaseDatasetExperienceReplay`, which is None for a stream."""
+    """A property of `BaseDatasetExperienceReplay` that is None for a stream."""
     of = getattr(BaseDatasetExperienceReplay, name)
     return property(lambda self: None if self.streaming else of.fget(self), doc=f"{of.__doc__} None for a stream.")
 
@@ -65,44 +65,44 @@ def _of_downloaded(name: str) -> Any:
 class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     """Robot trajectories of Open X-Embodiment, downloaded or as a stream (https://robotics-transformer-x.github.io).
 
-    Licences are those of each dataset. An episode is a demonstration. Rows:
+    Each dataset has its own licence. An episode is a demonstration. Rows:
 
-    - "observation": as upstream has it, images as uint8 [3, H, W]. ("next", "observation") is that of the next step, and
-      zeros, or empty text, in the last step.
-    - "action", "discount" and others: as upstream has them. Python floats become float32.
+    - "observation": as upstream, images as uint8 [3, H, W]. ("next", "observation") is that of the next step; in the last
+      step, zeros or empty text.
+    - "action", "discount" and others: as upstream. Python floats become float32.
     - ("next", "reward") [1]; ("next", "done"), ("next", "terminated") and ("next", "truncated") bool [1] from `is_last` and
       `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`.
-    - "episode" int32 []: its number.
+    - "episode" int32 []: the episode number.
 
-    Iterating without a batch size yields whole trajectories, `num_slices` of them at a time if downloaded. Each is cropped
-    to `slice_len`.
+    Iteration without a batch size yields whole trajectories, cropped to `slice_len`; for a downloaded dataset,
+    `num_slices` at a time.
 
-    A stream is read over the network, or from the files of `from_local`, and nothing is written to disk. A batch consists
-    of random windows of the next trajectories, which are truncated at their ends: `num_slices` equal ones, ones of
-    `slice_len`, or a single one. After the last trajectory the first comes again. With `prefetch` above 1 batches may come
-    in another order. It has no length, no index, no folder, and a checkpoint of it is refused.
+    A stream is read over the network, or from `from_local`, and is not stored on disk. A batch has random windows of the
+    next trajectories, truncated at their ends: `num_slices` equal ones, windows of `slice_len`, or a single one. After the
+    last trajectory the stream restarts. With `prefetch` above 1, batches may be reordered. A stream has no length, index,
+    folder or checkpoint.
 
     Args:
         dataset_id: one of `available_datasets`.
-        batch_size: rows of a batch.
-        shuffle: the order of trajectories. A stream reads the archives in random order, and holds 16 trajectories back,
-            of which a random one is next.
-        num_slices: slices of a batch.
-        slice_len: steps of a slice, in the place of `num_slices`.
-        pad: of streams: the number that fills slices of trajectories that are too short, of which text is None; True for 0.
-            By default these are a RuntimeError.
-        replacement: of downloaded datasets: whether samples come again, by default they do.
-        streaming: whether the dataset is a stream: the opposite of `download`, by default it is.
+        batch_size: rows per batch.
+        shuffle: shuffle trajectories. A stream reads the archives in random order, through a shuffle buffer of 16
+            trajectories.
+        num_slices: slices per batch.
+        slice_len: steps per slice, instead of `num_slices`.
+        pad: for streams, the padding value of slices from trajectories that are too short; True for 0. Padded text is None.
+            By default such slices are a RuntimeError.
+        replacement: for downloaded datasets, whether to sample with replacement; True by default.
+        streaming: use a stream; the opposite of `download`. True by default.
         root: the folder of the family, by default `~/.cache/fbuf/openx`.
         download: True, "force" or False.
-        from_local: a folder with archives `<dataset_id>/*.tar` or `*.tar`, in the place of those on the hub.
-        sampler: of downloaded datasets without slices: a `RandomSampler` by default.
-        strict_length: of downloaded datasets: whether slices of shorter trajectories are left out.
+        from_local: a folder with archives `<dataset_id>/*.tar` or `*.tar`, instead of those on the hub.
+        sampler: for downloaded datasets without slices; by default a `RandomSampler`.
+        strict_length: for downloaded datasets, whether to drop slices that are too short.
         **more: as for `BaseDatasetExperienceReplay`.
 
     Raises:
-        ValueError: arguments that exclude each other, a batch that slices do not fill, an id that the hub does not have.
-        RuntimeError: arguments that need a downloaded dataset, or a stream. NotImplementedError: `split_trajs`.
+        ValueError: conflicting arguments, a batch that slices do not fill, or an unknown id.
+        RuntimeError: an argument that needs a downloaded dataset, or a stream. NotImplementedError: `split_trajs`.
     """
 
     available_datasets = IDS
@@ -183,7 +183,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         return map(self.transform, whole)
 
     def delete(self) -> None:
-        """Remove the rows from the disk. RuntimeError for a stream."""
+        """Remove the rows from disk. RuntimeError for a stream."""
         if self.streaming:
             raise RuntimeError("a stream has nothing on the disk")
         super().delete()

@@ -1,4 +1,4 @@
-"""Episodes of Open X-Embodiment: from pickled steps in an archive to rows."""
+"""Conversion of pickled Open X-Embodiment episodes to rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,11 +20,11 @@ from interop.datasets.rows import channels_first, column, following, nested
 REPO = "jxu124/OpenX-Embodiment"
 _REQUIRED = ("observation", "reward", "is_first", "is_last", "is_terminal")
 
-Episode = tuple[str, Sequence[Mapping[str, Any]]]  # the name for errors, and the steps with encoded images
+Episode = tuple[str, Sequence[Mapping[str, Any]]]  # name for errors, steps with encoded images
 
 
 def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-    """The episodes of an archive. One on the hub, of which the path is text, is read over the network as it comes."""
+    """Yield the episodes of an archive. A text path is an archive on the hub, read as a network stream."""
     with ExitStack() as opened:
         found = (
             tar_members(archive)
@@ -42,7 +42,7 @@ def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> It
 
 
 def trajectory(episode: Episode, number: int) -> TensorDict:
-    """An episode as a tensordict [T]: see `OpenXExperienceReplay`."""
+    """Convert an episode to a tensordict [T], see `OpenXExperienceReplay`."""
     where, steps = episode
     entries, count = _entries(steps, where), len(steps)
     if missing := [key for key in _REQUIRED if key not in entries]:
@@ -64,7 +64,7 @@ def trajectory(episode: Episode, number: int) -> TensorDict:
 
 
 def _entries(steps: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
-    """An array, a list of text, or a dict of these for each key of the steps."""
+    """The values of the steps by key: an array, a list of text, or a dict of these."""
     keys = steps[0].keys()
     for place, step in enumerate(steps):
         if step.keys() != keys:
@@ -74,7 +74,7 @@ def _entries(steps: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
 
 
 def _entry(values: list[Any], where: str) -> Any:
-    """The values that the steps have under a key."""
+    """Combine the steps' values of one key."""
     if all(isinstance(value, Mapping) for value in values):
         if not all(isinstance(value.get("bytes"), bytes) for value in values):
             return _entries(values, where)

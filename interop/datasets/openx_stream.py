@@ -1,4 +1,4 @@
-"""Open X-Embodiment as a stream: sampled in the order in which trajectories come, and never all in memory."""
+"""Open X-Embodiment as a stream: sampled in the order of trajectories, never all in memory."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,22 @@ from interop.datasets.openx_episodes import Episode, episodes, trajectory
 from interop.samplers import Sampler
 from interop.storages import Storage
 
-SHUFFLED = 16  # trajectories that wait, still encoded, in a shuffled stream
+SHUFFLED = 16  # size of the shuffle buffer, in encoded trajectories
 
 
 class _NoLengthError(RuntimeError, TypeError):
-    """`list` asks for a length, and does without one after a TypeError."""
+    """Also a TypeError, after which `list` continues without a length."""
 
 
 class TrajectoryStream(Storage):
-    """Slices of trajectories as they come from archives. After the last archive, and after an error, the first comes again.
+    """Slices of streamed trajectories. After the last archive, and after an error, the stream restarts.
 
-    It has no length and no index. All random numbers are seeded by the generator of the buffer.
+    It has no length and no index. The generator of the buffer seeds all random numbers.
 
     Args:
         shards: files, or paths on the hub.
         shuffle, num_slices, slice_len: as for `OpenXExperienceReplay`.
-        padding: fills slices behind the end of short trajectories. None: these are a RuntimeError.
+        padding: the value behind the end of short trajectories; None raises RuntimeError for these.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class TrajectoryStream(Storage):
         self.shards, self.shuffle, self.padding = shards, shuffle, padding
         self.num_slices, self.slice_len = num_slices, slice_len
         self._stream: Iterator[TensorDict] = iter(())
-        self._count = 0  # of trajectories
-        self._layout: dict[Any, Any] = {}  # of the rows of all
+        self._count = 0  # trajectories so far
+        self._layout: dict[Any, Any] = {}  # dtypes and shapes of all rows
 
     def slice_length(self, batch_size: int) -> int:
-        """Steps of each slice of a batch. ValueError where slices of one length do not fill it."""
+        """Steps per slice of a batch. ValueError if equal slices do not fill it."""
         length = self.slice_len or batch_size // (self.num_slices or 1)
         if length == 0 or batch_size % length or self.num_slices not in (None, batch_size // length):
             raise ValueError(
@@ -57,20 +57,20 @@ class TrajectoryStream(Storage):
         return length
 
     def trajectories(self, first: int = 0) -> Iterator[TensorDict]:
-        """One pass over all trajectories, with numbers from `first` on."""
+        """Yield all trajectories once, numbered from `first`."""
         random = self._random()
         order = random.permutation(len(self.shards)) if self.shuffle else range(len(self.shards))
         encoded = chain.from_iterable(episodes(self.shards[place]) for place in order)
         yield from map(trajectory, _mixed(encoded, random) if self.shuffle else encoded, count(first))
 
     def get(self, index: Any) -> TensorDict:
-        """The next slices, as many rows as the index has. Its values make no difference."""
+        """The next slices, with one row per element of the index, whose values are ignored."""
         length = self.slice_length(len(index))
         slices = [self.window(self._next(), length) for _ in range(len(index) // length)]
         return torch.cat([*agreeing(slices, "the stream", self._layout)])
 
     def window(self, rows: TensorDict, length: int) -> TensorDict:
-        """A random window of a trajectory, truncated at its end. Padded behind that where the trajectory is shorter."""
+        """A random window of a trajectory, truncated at its end and padded if the trajectory is shorter."""
         missing = length - len(rows)
         if missing > 0 and self.padding is None:
             raise RuntimeError(
@@ -102,17 +102,17 @@ class TrajectoryStream(Storage):
 
 
 class StreamSampler(Sampler):
-    """Asks a `TrajectoryStream` for its next slices."""
+    """Reads the next slices of a `TrajectoryStream`."""
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         return torch.arange(batch_size, device="cpu"), {}
 
     def take_over(self, storage: Storage) -> None:
-        """Nothing is stored."""
+        """Do nothing: a stream stores no rows."""
 
 
 def _mixed(items: Iterator[Episode], random: np.random.Generator) -> Iterator[Episode]:
-    """The items, each after a random delay."""
+    """Shuffle items through a buffer of `SHUFFLED` items."""
     waiting = [*islice(items, SHUFFLED)]
     for item in items:
         place = random.integers(SHUFFLED)

@@ -1,4 +1,4 @@
-"""The rows of a storage, transformed once by a function, into a folder."""
+"""Preprocessing: applies a function to all rows of a storage, and writes the result to a folder."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from interop.datasets.in_order import Portable, by_processes, in_order, portable
 from interop.shared.published_folder import PROGRESS
 from interop.storages import LazyMemmapStorage, Storage
 
-_ROWS, _CHUNKS = 4096, 64  # rows that `fn` sees at a time, at most, and how many times, at least, by default
+_ROWS, _CHUNKS = 4096, 64  # defaults: maximum rows per call of `fn`, minimum number of calls
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,22 +32,22 @@ def transformed(
     index_with_generator: bool = False, pbar: bool = False, mp_start_method: str | None = None,
     num_frames: int | None = None, resume: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write `fn` of the rows of a storage to `scratch / "data"`. In memory are two chunks for each process.
+    """Apply `fn` to the rows of a storage and write `scratch / "data"`. Memory holds two chunks per process.
 
     Args:
         fn, dim, num_workers, num_frames: as for `BaseDatasetExperienceReplay.preprocess`.
-        chunksize: rows that `fn` is called with; 0 for single rows, without a batch dim. By default there are 64 chunks, or
-            more of 4,096 rows.
-        num_chunks: into how many chunks the rows are divided, in the place of `chunksize`.
-        pool: runs `fn`, in the place of processes that are started for it.
-        generator: seeds torch's random numbers for each chunk, so that they do not depend on the number of workers.
-        max_tasks_per_child: chunks for each process, on average, after which all are replaced.
-        worker_threads: threads of torch in each process.
-        index_with_generator: accepted; chunks are always read one after the other.
+        chunksize: rows per call of `fn`; 0 for single rows without a batch dim. By default there are 64 chunks, or more
+            of 4,096 rows.
+        num_chunks: the number of chunks, instead of `chunksize`.
+        pool: a pool that runs `fn`, instead of new processes.
+        generator: seeds torch's random numbers for each chunk, so that they are independent of the number of workers.
+        max_tasks_per_child: chunks per process, on average, after which all processes are replaced.
+        worker_threads: torch threads per process.
+        index_with_generator: ignored: chunks are always read sequentially.
         pbar: show a progress bar.
-        mp_start_method: how processes are started, by default "spawn".
-        resume: go on where an interrupted call stopped, if it ran since the machine started. It must have had the same
-            arguments, and an `fn` with the same results, which cannot be checked.
+        mp_start_method: the start method of processes, by default "spawn".
+        resume: continue an interrupted call that ran since the machine booted. Arguments and results of `fn` must be the
+            same, which cannot be checked.
     """
     total = len(storage) if num_frames is None else min(whole("num_frames", num_frames), len(storage))
     first: Any = storage.get(slice(0, 1))
@@ -87,7 +87,7 @@ def transformed(
 
 
 def _step(length: int, chunksize: int | None, num_chunks: int | None) -> int:
-    """Rows of a chunk."""
+    """The number of rows per chunk."""
     if chunksize is not None and num_chunks is not None:
         raise ValueError("pass either chunksize or num_chunks")
     if num_chunks is not None:
@@ -96,7 +96,7 @@ def _step(length: int, chunksize: int | None, num_chunks: int | None) -> int:
 
 
 def _begun(kept: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int]:
-    """The storage for the result, and how many rows an interrupted call has left in it."""
+    """The storage for the result, and the number of rows left by an interrupted call."""
     this = json.dumps({"rows": total, "boot": _BOOT.read_text() if _BOOT.exists() else secrets.token_hex(8)})
     progress = kept / "progress.json"
     if resume and progress.exists() and progress.read_text() == this:
@@ -120,7 +120,7 @@ def _chunks(storage: Storage, total: int, dim: int, starts: range, seed: int | N
 def _call(fn: bytes | Callable[[Any], Any], single: bool, dim: int, task: Any) -> Portable:
     """Run `fn` on a chunk."""
     given, seed = task
-    rows = rebuilt(given).clone()  # `fn` may write to it
+    rows = rebuilt(given).clone()  # `fn` may modify it
     transform = cloudpickle.loads(fn) if isinstance(fn, bytes) else fn
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:

@@ -1,4 +1,4 @@
-"""Progress bars, where somebody looks at them."""
+"""Progress bars for terminals."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ from interop.data.arguments import required
 
 @contextlib.contextmanager
 def progress(title: str, total: int | None, unit: str, shown: bool | None = None) -> Iterator[Callable[[int], object]]:
-    """The callback for progress. By default a bar is shown if stderr is a terminal."""
+    """A context with a progress callback. By default, the bar is shown if stderr is a terminal."""
     shown = sys.stderr.isatty() if shown is None else shown
     if not shown:
         yield lambda count: None

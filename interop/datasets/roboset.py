@@ -1,4 +1,4 @@
-"""The simulated part of RoboSet: HDF5 files of demonstrations, on the Hugging Face hub."""
+"""RoboSet (simulated part): HDF5 files of demonstrations on the Hugging Face hub."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ IDS = [
 
 @dataclass(frozen=True)
 class RobosetSource(Source):
-    """Files of RoboSet whose paths begin with the id. The groups `Trial<number>` in them are demonstrations."""
+    """RoboSet files whose paths start with the id. Their groups `Trial<number>` are demonstrations."""
 
     family: ClassVar[str] = "roboset"
 
@@ -64,7 +64,7 @@ class RobosetSource(Source):
 
 
 def _rows(held: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
-    """A trial as rows."""
+    """Convert a trial to rows."""
     steps = len(held["actions"])
     out = nested(held, steps, where)
     out["action"] = out.pop("actions")
@@ -81,25 +81,25 @@ def _rows(held: dict[str, Any], where: str, number: int, seed: int) -> TensorDic
 
 
 class RobosetExperienceReplay(BaseDatasetExperienceReplay):
-    """Demonstrations of simulated robots, of RoboSet (arXiv:2309.01918), from the Hugging Face hub.
+    """Simulated robot demonstrations of RoboSet (arXiv:2309.01918), from the Hugging Face hub.
 
-    The licence is that of https://huggingface.co/datasets/jdvakil/RoboSet_Sim. Rows are in order of the numbers of the
-    trials, those of equal numbers in order of the files.
+    The licence is that of https://huggingface.co/datasets/jdvakil/RoboSet_Sim. Rows are ordered by trial number, then by
+    file.
 
     | key | content |
     |---|---|
-    | "observation", "action", "time", and what else a trial has | as upstream |
+    | "observation", "action", "time", and other entries | as upstream |
     | "info" | `env_infos`, nested |
-    | ("next", "observation"), ("next", "info") | those of the next step; zeros in the last one: upstream has none |
+    | ("next", "observation"), ("next", "info") | those of the next step; zeros in the last one |
     | ("next", "reward") | [1], as upstream |
     | "done", ("next", "done"), ("next", "terminated") | bool [1]: `done` of the same step |
     | "terminated", "truncated", ("next", "truncated") | bool [1]: False |
-    | "episode", "seed" | int64 []: the numbers of the trial in its file, and of the file. Trials end where these change |
+    | "episode", "seed" | int64 []: the trial number in its file, and the file number. A change starts a new trial |
 
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.
         from_local: a folder with files `*.h5`, or a copy of the repository.
-        **more: as for `BaseDatasetExperienceReplay`, which has the errors too. ValueError for an unknown id.
+        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS

@@ -1,4 +1,4 @@
-"""Rows of tensordicts from the arrays of an episode."""
+"""Conversion of arrays and text to tensordict rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from interop.datasets.errors import CorruptDatasetError
 
 
 def nested(arrays: Mapping[Any, Any], count: int, where: str) -> TensorDict:
-    """Arrays [count, ...], lists of text and mappings of these as a tensordict [count].
+    """Convert arrays [count, ...], lists of text and mappings of these to a tensordict [count].
 
-    `CorruptDatasetError`, which begins with `where`, names an entry of another length and both lengths.
+    `CorruptDatasetError`, prefixed by `where`, names an entry of another length and both lengths.
     """
     out = TensorDict({}, [count])
     for key, value in arrays.items():
@@ -29,7 +29,7 @@ def nested(arrays: Mapping[Any, Any], count: int, where: str) -> TensorDict:
 
 
 def entries(rows: TensorDictBase) -> Iterator[tuple[Any, Any]]:
-    """The leaves of rows by their keys: tensors, and text as it is stored."""
+    """Yield keys and leaves of rows: tensors, and text as stored."""
     return iter(rows.items(True, True, is_leaf=_is_leaf))
 
 
@@ -38,9 +38,9 @@ def _is_leaf(kind: type) -> bool:
 
 
 def leaf(values: np.ndarray | Sequence[Any]) -> Any:
-    """An array as a tensor, a list of text or of other values as it is stored.
+    """Convert an array to a tensor, or a list of text or other values to its stored form.
 
-    Storages have no uint32 and uint64: these are int64. CorruptDatasetError for numbers beyond it.
+    uint32 and uint64 become int64, as storages lack them. CorruptDatasetError for numbers beyond int64.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
         if values.dtype.kind == "u" and values.itemsize > 2:
@@ -57,17 +57,17 @@ def _text(value: Any) -> Any:
 
 
 def column(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
-    """[T] as [T, 1]."""
+    """Convert [T] to a tensor [T, 1]."""
     return leaf(values).to(dtype).reshape(-1, 1)
 
 
 def channels_first(images: np.ndarray) -> np.ndarray:
-    """Images [n, H, W, C], or gray ones [n, H, W], as [n, C, H, W]."""
+    """Convert images [n, H, W, C], or gray ones [n, H, W], to [n, C, H, W]."""
     return images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1)
 
 
 def following(rows: Any) -> Any:
-    """Each row's next one, of tensors, tensordicts or text. Behind the last are zeros, or empty text."""
+    """Shift rows (tensors, tensordicts or text) by one; the last row is zeros or empty text."""
     if isinstance(rows, Tensor):
         out = torch.zeros_like(rows)
         out[:-1] = rows[1:]
@@ -78,7 +78,7 @@ def following(rows: Any) -> Any:
 
 
 def zeroed(rows: Any, where: Tensor) -> Any:
-    """A tensor, or a tensordict of tensors, with zeros in the rows `where`."""
+    """A copy of a tensor or tensordict with zeros in the rows selected by `where`."""
     if isinstance(rows, Tensor):
         return rows.masked_fill(where.reshape(-1, *[1] * (rows.ndim - 1)), 0)
     return rows.apply(lambda each: zeroed(each, where))

@@ -1,4 +1,4 @@
-"""Sources of datasets: their files, and the conversion of these into rows."""
+"""The base class of dataset sources: download of files, and conversion to rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from tensordict import TensorDictBase
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive rows of a dataset, which one process reads from the upstream files. It is pickled to workers.
+    """Consecutive rows of a dataset, read by one process. Pickled to workers.
 
     Args:
-        rows: how many.
-        path: the file or folder that they are in.
-        which: what a source needs to find them there: names of episodes, a range of rows.
-        at_most: `rows` is an upper bound, as an archive that is read as a stream tells no more.
-        streamed: there may be no memory for all rows at once. No part of the source is read by workers then.
+        rows: the number of rows.
+        path: their file or folder.
+        which: their location for the source, such as names of episodes or a range of rows.
+        at_most: `rows` is an upper bound, for archives that are read as a stream.
+        streamed: the rows may exceed the memory. Then workers read no part of the source.
     """
 
     rows: int
@@ -30,32 +30,32 @@ class Part:
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A dataset upstream. Subclasses are frozen dataclasses, which are pickled to workers.
+    """An upstream dataset. Subclasses are frozen dataclasses, pickled to workers.
 
-    `download` is called with a folder of its own, again and again until it returns: files that are there already are
-    gone on with. Then `parts` is called once, and `read` for each part, in any process. Both get folders that a user may
-    have filled by hand (`from_local`), and raise `CorruptDatasetError`, which names the file, for what is not of the format.
+    `download` is called with its own folder, repeatedly until it returns, and resumes with existing files. Then `parts` is
+    called once, and `read` for each part, in any process. Both must handle folders filled by a user (`from_local`), and
+    raise `CorruptDatasetError` with the file name for invalid content.
     """
 
     dataset_id: str
 
-    family: ClassVar[str]  # the folder of the family below `~/.cache/fbuf`
+    family: ClassVar[str]  # subfolder of `~/.cache/fbuf`
 
     @abstractmethod
     def download(self, folder: Path) -> Mapping[str, str]:
-        """Download the upstream files into a folder. Returns the SHA-256 of each, in hexadecimal, by its name there.
+        """Download the upstream files into a folder. Returns the SHA-256 of each, in hexadecimal, by file name.
 
-        `DownloadError` says what was tried, and which files to pass by hand (`from_local`).
+        `DownloadError` names the attempts, and the files to pass by hand (`from_local`).
         """
 
     @abstractmethod
     def parts(self, folder: Path) -> Sequence[Part]:
-        """All rows of the dataset in order. Reads headers only. `CorruptDatasetError` where there are none."""
+        """Divide all rows into parts, in order. Reads headers only. `CorruptDatasetError` if there are no rows."""
 
     @abstractmethod
     def read(self, part: Part) -> Iterator[TensorDictBase]:
-        """The rows of a part, [n] at a time, an episode or several. All with the same keys, shapes and dtypes."""
+        """Yield the rows of a part, [n] at a time, all with the same keys, shapes and dtypes."""
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        """The metadata of the dataset as JSON. Kept beside the rows."""
+        """The metadata of the dataset as JSON, stored beside the rows."""
         return {}

@@ -1,4 +1,4 @@
-"""A dataset with a row for each trajectory, padded to the longest."""
+"""Splitting of a dataset into padded trajectories, one per row."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +12,14 @@ from interop.datasets.conversion import write
 from interop.postprocs import split_trajectories
 from interop.storages import LazyMemmapStorage, Storage, columns
 
-_WRITTEN = 1 << 26  # bytes, padding included
+_WRITTEN = 1 << 26  # bytes per write, with padding
 
 
 def split(storage: Storage, folder: Path) -> int:
-    """Write the trajectories of a storage to a folder as rows [T], T the longest; how many there are.
+    """Write the trajectories of a storage to a folder as rows [T], T the longest. Returns the number of trajectories.
 
-    A trajectory ends where ("next", "done") is set, and where "episode" or "seed" changes. Rows get "traj_ids" and "mask",
-    which is False in the padding. ValueError for rows without ("next", "done") and "episode".
+    A trajectory ends at ("next", "done"), and where "episode" or "seed" changes. Rows get "traj_ids", and "mask", which is
+    False in the padding. ValueError for rows without ("next", "done") and "episode".
     """
     starts = np.concatenate([[0], _ends(storage) + 1])
     longest = int(np.diff(starts).max())
@@ -48,7 +48,7 @@ def _ends(storage: Storage) -> np.ndarray:
 
 def _groups(storage: Storage, starts: np.ndarray, longest: int) -> Iterator[TensorDictBase]:
     first: Any = storage.get(slice(0, 1))
-    count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories
+    count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories per write
     for group in range(0, len(starts) - 1, count):
         bounds = starts[group : group + count + 1]
         rows = storage.get(slice(int(bounds[0]), int(bounds[-1]))).copy()

@@ -1,4 +1,4 @@
-"""The trajectories that a replay buffer holds, one after the other."""
+"""The stored trajectories of a replay buffer, in order."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,10 @@ from interop.writers import TensorDictMaxValueWriter
 def stored_episodes(
     rb: ReplayBuffer, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None
 ) -> Iterator["StoredEpisodes"]:
-    """The trajectories of a buffer of tensordicts, which is locked in the context.
+    """A context with the trajectories of a buffer of tensordicts, which is locked meanwhile.
 
-    Raises: TypeError for an ensemble and for a writer that keeps no order; RuntimeError for an empty buffer, and where no
-    entry says where trajectories end.
+    Raises: TypeError for an ensemble, and for a writer without write order; RuntimeError for an empty buffer, and for
+    entries that mark no trajectory ends.
     """
     if not isinstance(rb, ReplayBuffer):
         raise TypeError(f"a single ReplayBuffer is needed, got {class_of(rb)}: write members of an ensemble one by one")
@@ -42,13 +42,13 @@ def stored_episodes(
 
 
 class StoredEpisodes:
-    """Stored rows in a new order: trajectory by trajectory as they end, the oldest row of each first.
+    """Stored rows grouped by trajectory, in the order of trajectory ends, the oldest row of each first.
 
-    Trajectories are those of `SliceSampler`: the cursor of a ring ends one, and so does the end of the storage. Transforms
-    are not applied.
+    Trajectories are those of `SliceSampler`: the cursor of a ring and the end of the storage also end one. Transforms are
+    not applied.
 
     Args:
-        storage: not empty, and not written to while this is used.
+        storage: a non-empty storage, not written to while this object is used.
         traj_key, end_keys: as for `SliceSampler`.
     """
 
@@ -58,7 +58,7 @@ class StoredEpisodes:
         self._index = StoredTrajectories(keys).of(storage)
         self._lane, first, last = self._index.stored().T
         self._first = np.maximum(first, self._index.oldest)
-        self._stops = np.cumsum(last - self._first + 1)  # as places in the new order
+        self._stops = np.cumsum(last - self._first + 1)  # positions in the new order
         self._starts = np.concatenate([[0], self._stops[:-1]])
         self.rows = int(self._stops[-1])
         """The number of all rows."""
@@ -75,16 +75,16 @@ class StoredEpisodes:
         return len(self._stops)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        """The rows of each trajectory."""
+        """Yield the rows of each trajectory."""
         for start, stop in zip(self._starts.tolist(), self._stops.tolist(), strict=True):
             yield self.read(start, stop)
 
     def number(self, start: int, stop: int) -> np.ndarray:
-        """The number of the trajectory of each of these rows."""
+        """The trajectory number of each row from `start` to `stop`."""
         return self._stops.searchsorted(np.arange(start, stop), "right")
 
     def read(self, start: int, stop: int) -> TensorDictBase:
-        """The rows from `start` to `stop`, a copy on the CPU. ValueError where they differ in keys or shapes."""
+        """A copy of the rows from `start` to `stop`, on the CPU. ValueError if they differ in keys or shapes."""
         number = self.number(start, stop)
         rows = self._index.rows_at(self._first[number] + np.arange(start, stop) - self._starts[number])
         index: Any = torch.from_numpy(rows)
@@ -95,11 +95,11 @@ class StoredEpisodes:
         found = stack(found) if isinstance(found, list) else found
         if type(found) is not TensorDict:
             found = picked_items(found, torch.arange(stop - start))
-        return found.exclude("index").cpu()  # without slots of the storage
+        return found.exclude("index").cpu()  # drop storage slots
 
 
 def plain(value: Any, path: tuple[Any, ...]) -> np.ndarray | list[str]:
-    """An entry of rows as an array, or as a list of text. TypeError, which names it, for what is neither."""
+    """Convert an entry of rows to an array or a list of text. TypeError names an entry of another kind."""
     if isinstance(value, Tensor):
         try:
             return value.numpy()

@@ -1,4 +1,4 @@
-"""A replay buffer as a folder of Parquet files with a dataset card, as the Hugging Face hub has them."""
+"""Export of a replay buffer to Parquet files with a dataset card, in the layout of the Hugging Face hub."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from interop.shared.published_folder import publish
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_GROUP = 1 << 25  # bytes in memory: a row group
+_GROUP = 1 << 25  # bytes in memory per row group
 _SHARD = 1 << 28
 
 
@@ -33,29 +33,29 @@ def to_hub_folder(
     end_keys: Sequence[NestedKey] | None = None,
     shard_bytes: int = _SHARD,
 ) -> Path:
-    """Write the rows of a buffer as a folder that `datasets.load_dataset(path)` reads, and `HubFolderExperienceReplay`.
+    """Write the rows of a buffer to a folder for `datasets.load_dataset(path)` and `HubFolderExperienceReplay`.
 
-    The stored rows are written, without the transforms of the buffer, trajectory by trajectory as they end; some 30 MB are
-    in memory at a time. The buffer is locked meanwhile. The folder appears when it is complete.
+    Writes the stored rows without transforms, trajectory by trajectory in the order of their ends, about 30 MB in memory at
+    a time. The buffer is locked meanwhile. The folder appears atomically.
 
-    A nested entry is a column with a dotted name, `next.observation`. A tensor is a number, or nested lists of fixed
-    lengths; text is a string. The column `episode` has the ids of trajectories, where an entry holds one for each, else
-    their numbers; another entry "episode" is replaced. `README.md` tells all that.
+    A nested entry becomes a column with a dotted name, `next.observation`. Tensors become numbers or nested fixed-length
+    lists, text becomes strings. The column `episode` has the trajectory ids of an entry, or else trajectory numbers; it
+    replaces a stored entry "episode". `README.md` documents the layout.
 
     Args:
         rb: the buffer.
-        path: a folder that is not there yet.
-        name: a title. The name of the folder by default.
-        licence: an identifier of the hub, such as "mit" or "cc-by-4.0".
+        path: a folder that does not exist.
+        name: the title, by default the name of the folder.
+        licence: a licence identifier of the hub, such as "mit" or "cc-by-4.0".
         description: Markdown, for the card.
-        traj_key, end_keys: what tells where trajectories end, as for `SliceSampler`.
-        shard_bytes: what a file has, before compression.
+        traj_key, end_keys: the entries that mark trajectory ends, as for `SliceSampler`.
+        shard_bytes: the size of a file before compression.
 
     Raises:
-        FileExistsError: there is something at `path`, which stays as it is.
-        TypeError: an entry is neither a tensor that Parquet knows nor text; and see `stored_episodes`.
-        ValueError: rows differ in keys, shapes or dtypes; a key has a dot in it.
-        RuntimeError: the buffer is empty, or has nothing that tells where trajectories end.
+        FileExistsError: `path` exists; it is not modified.
+        TypeError: an entry is neither text nor a tensor that Parquet supports; see also `stored_episodes`.
+        ValueError: rows differ in keys, shapes or dtypes, or a key contains a dot.
+        RuntimeError: the buffer is empty, or has no entry that marks trajectory ends.
     """
     parquet, folder = required("pyarrow.parquet", "datasets"), Path(path).absolute()
     if os.path.lexists(folder):
@@ -85,7 +85,7 @@ def to_hub_folder(
 
 
 def _tables(stored: StoredEpisodes, row: "pa.Table", size: int, title: str) -> Iterator["pa.Table"]:
-    """All rows, a row group of some `size` bytes at a time."""
+    """Yield all rows as row groups of about `size` bytes."""
     step = max(1, size // row.nbytes)
     with progress(title, stored.rows, "row") as advance:
         for start in range(0, stored.rows, step):
@@ -97,7 +97,7 @@ def _tables(stored: StoredEpisodes, row: "pa.Table", size: int, title: str) -> I
 
 
 def _columns(stored: StoredEpisodes, start: int, stop: int) -> dict[str, Any]:
-    """Arrays and lists of text by the names of their columns."""
+    """Arrays and lists of text by column name."""
     columns: dict[str, Any] = {}
     for path, value in entries_below(stored.read(start, stop)):
         if any("." in each for each in path):
@@ -110,7 +110,7 @@ def _columns(stored: StoredEpisodes, start: int, stop: int) -> dict[str, Any]:
 
 
 def _table(columns: dict[str, Any]) -> "pa.Table":
-    """Arrays as nested lists of fixed lengths."""
+    """Convert arrays to nested fixed-length lists."""
     pa, made = required("pyarrow", "datasets"), {}
     for name, values in columns.items():
         if isinstance(values, list):
@@ -127,7 +127,7 @@ def _table(columns: dict[str, Any]) -> "pa.Table":
 
 
 def _card(name: str, licence: str | None, description: str, stored: StoredEpisodes, first: dict[str, Any]) -> str:
-    """YAML, of which JSON is a part, and Markdown."""
+    """The dataset card: YAML, written as JSON, and Markdown."""
     front = {
         "pretty_name": name,
         "license": licence,

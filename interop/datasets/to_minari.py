@@ -1,4 +1,4 @@
-"""A replay buffer as a Minari dataset."""
+"""Export of a replay buffer to a Minari dataset."""
 
 import contextlib
 import os
@@ -45,39 +45,39 @@ def to_minari(
     author_email: str | Collection[str] = (),
     **metadata: Any,
 ) -> "MinariDataset":
-    """Write the trajectories of a buffer as a local Minari dataset, which `minari.load_dataset(dataset_id)` reads.
+    """Write the trajectories of a buffer to a local Minari dataset for `minari.load_dataset(dataset_id)`.
 
-    The stored rows are written, without the transforms of the buffer, an episode at a time; `MinariExperienceReplay` reads
-    them back bit for bit. The buffer is locked meanwhile. The dataset appears when it is complete.
+    Writes the stored rows without transforms, one episode at a time; `MinariExperienceReplay` reads back equal bits. The
+    buffer is locked meanwhile. The dataset appears atomically.
 
     | stored | written |
     |---|---|
     | observation and ("next", observation), [T] each | observations, [T + 1] |
     | action | actions |
-    | ("next", "reward"), "terminated", "truncated" | rewards, terminations, truncations; "done" stands in for the flags |
-    | "info", and any other entry | infos, [T + 1]: an entry that "next" lacks has a zero, or empty text, behind the last |
+    | ("next", "reward"), "terminated", "truncated" | rewards, terminations, truncations; by default from "done" |
+    | "info", and any other entry | infos, [T + 1]; entries missing in "next" end with zeros or empty text |
 
-    An episode is a trajectory as `SliceSampler` finds it. A trajectory is cut where an entry of "next" is not that of the
-    row that follows. The last step of an episode is truncated unless it is terminated. Ids of trajectories are not
-    written: Minari numbers episodes.
+    An episode is a trajectory of `SliceSampler`. A trajectory is split if an entry of "next" differs from the next row. The
+    last step of an episode is truncated unless it is terminated. Trajectory ids are not written, as Minari numbers
+    episodes.
 
     Args:
         rb: the buffer.
         dataset_id: `[namespace/]name-v0`.
-        env: whose spaces and spec are written.
-        observation_space, action_space: in place of those of `env`. Without either, what the rows look like, unbounded.
-        observation_key, action_key: the stored entry, or a dict of several, which make a Dict space.
-        traj_key, end_keys: what tells where trajectories end, as for `SliceSampler`.
+        env: the environment whose spaces and spec are written.
+        observation_space, action_space: override those of `env`. Without either, unbounded spaces of the rows are used.
+        observation_key, action_key: the key of the entry, or a dict of several for a Dict space.
+        traj_key, end_keys: the entries that mark trajectory ends, as for `SliceSampler`.
         data_format: "hdf5", "arrow" or "parquet".
-        jpeg_encoding: store images of at least 32 x 32 as JPEG, which changes them.
-        author, author_email: one or several.
+        jpeg_encoding: store images of at least 32 x 32 as JPEG, which is lossy.
+        author, author_email: one string, or several.
         **metadata: `algorithm_name`, `code_permalink`, `description`, `requirements`, `ref_min_score`, `ref_max_score` and
             `num_episodes_average_score`, as for `minari.create_dataset_from_buffers`.
 
     Raises:
-        ValueError: the id is malformed, or there is such a dataset, which stays as it is; rows do not fit the spaces.
+        ValueError: the id is malformed, the dataset exists (it is not modified), or rows do not fit the spaces.
         KeyError, TypeError: see `episode_buffers`; TypeError also for other metadata.
-        RuntimeError: the buffer is empty, or has nothing that tells where trajectories end.
+        RuntimeError: the buffer is empty, or has no entry that marks trajectory ends.
     """
     minari = required("minari", "datasets")
     if unknown := metadata.keys() - _METADATA:
@@ -123,7 +123,7 @@ def to_minari(
 
 
 def _place(dataset_id: str) -> tuple[Path, str | None]:
-    """The folder of a dataset that is not there yet, and its namespace."""
+    """The folder of a new dataset, and its namespace."""
     dataset = required("minari.dataset.minari_dataset", "datasets")
     try:
         namespace: str | None = dataset.parse_dataset_id(dataset_id)[0]
@@ -136,7 +136,7 @@ def _place(dataset_id: str) -> tuple[Path, str | None]:
 
 
 def _spec_and_spaces(env: Any) -> tuple[Any, Any, Any]:
-    """The spec of an environment, which is made first if a name was given."""
+    """The spec and spaces of an environment, created first if a name is given."""
     gymnasium = required("gymnasium", "datasets")
     if isinstance(env, gymnasium.Env):
         return env.spec, env.observation_space, env.action_space

@@ -1,4 +1,4 @@
-"""The gymnasium spaces of the values of a dataset."""
+"""Gymnasium spaces inferred from the values of a dataset."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def space_of(every: Callable[[], Iterator[Any]]) -> "Space[Any]":
-    """The space of the values of episodes: a Box, without bounds but those of the dtype, a Text, or a Dict.
+    """Infer the space of episode values: a Box with the bounds of its dtype, a Text, or a Dict.
 
     Args:
-        every: gives the values of each episode: arrays [T, ...], lists of text, or dicts of these. It is called again for
-            text: for the longest and all letters, all episodes are read, for other values the first.
+        every: returns an iterator over the values of each episode: arrays [T, ...], lists of text, or dicts of these. For
+            text it is called again, and reads all episodes for the length and charset; other values need the first only.
     """
     spaces, first = required("gymnasium", "datasets").spaces, next(every())
     if isinstance(first, dict):
@@ -38,9 +38,9 @@ def _entries(every: Callable[[], Iterator[Any]], key: str) -> Iterator[Any]:
 
 
 def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
-    """The values as members of a space, of which there are some: dicts are tuples where it is a Tuple.
+    """Convert values to members of a space; a dict becomes a tuple for a Tuple space.
 
-    ValueError, with `where` they are, for other keys, shapes or dtypes.
+    ValueError, prefixed by `where`, for other keys, shapes or dtypes.
     """
     spaces = required("gymnasium", "datasets").spaces
     if isinstance(values, dict) and isinstance(space, spaces.Dict):

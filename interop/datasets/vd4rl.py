@@ -1,4 +1,4 @@
-"""V-D4RL: images of control tasks, as `.npz` episodes or HDF5 shards, on the Hugging Face hub."""
+"""V-D4RL: image observations of control tasks, in `.npz` episodes or HDF5 shards on the Hugging Face hub."""
 
 import zipfile
 import zlib
@@ -22,15 +22,15 @@ from interop.transforms import Resize, ToTensorImage, Transform
 
 _REPO, _TOP = "conglu/vd4rl", "vd4rl/"
 _SUFFIXES = (".npz", ".hdf5")
-_LAST = 2  # the `step_type` of the last step of an episode
-_KEYS: dict[str, Any] = {  # of upstream's names: the keys here; of all others ("state", name)
+_LAST = 2  # `step_type` of an episode's last step
+_KEYS: dict[str, Any] = {  # upstream name -> key; other names become ("state", name)
     "image": "pixels", "observation": "pixels", "action": "action", "discount": "discount", "is_first": "is_init",
     "is_last": ("next", "done"), "is_terminal": ("next", "terminated"), "reward": ("next", "reward"),
 }  # fmt: skip
-# What NumPy raises for files that are damaged, or no archives of arrays.
+# Errors of NumPy for damaged files, and files that are no array archives.
 _FAULTS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError, RuntimeError)
 
-_KNOWN = [  # what the hub has of 64 x 64 pixels, for where it cannot be asked
+_KNOWN = [  # the 64 x 64 pixel datasets on the hub, if it is unreachable
     *(f"distracting/walker_walk_random/64px/{level}" for level in ("easy", "hard", "medium")),
     *(f"main/{task}/{quality}/64px" for task in ("cheetah_run", "humanoid_walk", "walker_walk")
       for quality in ("expert", "medium", "medium_expert", "medium_replay", "random")),
@@ -39,7 +39,7 @@ _KNOWN = [  # what the hub has of 64 x 64 pixels, for where it cannot be asked
 
 
 class _Available:
-    """The ids that the hub has; where it cannot be asked, those of 64 x 64 pixels."""
+    """The ids on the hub; those of 64 x 64 pixels if it is unreachable."""
 
     def __get__(self, instance: object, owner: type | None = None) -> list[str]:
         try:
@@ -51,7 +51,7 @@ class _Available:
 
 @dataclass(frozen=True)
 class VD4RLSource(Source):
-    """The files of a folder of V-D4RL: each an episode, or a shard of many episodes."""
+    """The files of a V-D4RL folder: each is an episode, or a shard of many episodes."""
 
     family: ClassVar[str] = "vd4rl"
 
@@ -76,7 +76,7 @@ class VD4RLSource(Source):
 
 
 def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
-    """Ranges of rows of a file: (path, first, last), rows, bytes. An episode is one range."""
+    """Yield ((path, first, last), rows, bytes) for ranges of rows of a file. An episode is one range."""
     if path.suffix == ".npz":
         rows = np.size(_episode(path, "reward")["reward"])
         yield (path, 0, rows), rows, path.stat().st_size
@@ -91,7 +91,7 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
 
 
 def _episode(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Arrays of an `.npz` file, by default all."""
+    """Read arrays of an `.npz` file, by default all."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in names or archive.files}
@@ -100,7 +100,7 @@ def _episode(path: Path, *names: str) -> dict[str, np.ndarray]:
 
 
 def _rows(found: Mapping[str, Any], count: int, where: str) -> TensorDict:
-    """The first `count` rows. One more is the next of the last of these; it is missing at the end of a file."""
+    """The first `count` rows. An extra row, if present, is the next row of the last one."""
     if {"reward", "action"} - found.keys() or not {"image", "observation"} & found.keys():
         raise CorruptDatasetError(f"{where}: there are no images, actions or rewards, only {', '.join(found)}")
     rows = nested(found, np.size(found["reward"]), where)
@@ -122,29 +122,29 @@ def _rows(found: Mapping[str, Any], count: int, where: str) -> TensorDict:
 class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     """V-D4RL: control from pixels (arXiv:2206.04779), from the Hugging Face hub.
 
-    The licence is that of https://huggingface.co/datasets/conglu/vd4rl. Rows are in order of the files.
+    The licence is that of https://huggingface.co/datasets/conglu/vd4rl. Rows are in file order.
 
     | key | content |
     |---|---|
-    | "pixels" | uint8 [64, 64, 3], of 84px [3, 84, 84]. Samples are float32 [3, height, width] with `totensor` |
+    | "pixels" | uint8 [64, 64, 3]; [3, 84, 84] for 84px. Samples are float32 [3, height, width] with `totensor` |
     | "action", "discount" | float32, as upstream |
-    | "state" | what else upstream has, nested |
+    | "state" | other entries of upstream, nested |
     | ("next", "pixels"), ("next", "state") | those of the next row; zeros in the last row of an episode |
     | ("next", "reward") | float32 [1] |
-    | "is_init" | bool []: the first step of an episode |
+    | "is_init" | bool []: first step of an episode |
     | ("next", "done"), ("next", "terminated"), ("next", "truncated") | bool [1]: last; terminal; last but not terminal |
     | "done", "terminated", "truncated" | bool [1], False |
 
-    The datasets of 84px have no flags, and no `split_trajs`. Their episodes end where ("state", "step_type") is 2.
+    Datasets of 84px have no flags and no `split_trajs`. Their episodes end at ("state", "step_type") 2.
 
     Args:
-        dataset_id: one of `available_datasets`, such as "main/walker_walk/random/64px". `available_datasets` asks the hub.
-            With `from_local`, any.
-        totensor: append a `ToTensorImage` for the pixels to the transforms, unless there is one.
-        image_size: append a `Resize` of the pixels: to squares of this size, or to a height and width.
-        transform: is applied before these.
+        dataset_id: one of `available_datasets`, which queries the hub, such as "main/walker_walk/random/64px". Any name with
+            `from_local`.
+        totensor: append a `ToTensorImage` of the pixels, unless there is one.
+        image_size: append a `Resize` of the pixels to a square, or to a height and width.
+        transform: applied before these.
         from_local: a folder with files `*.npz` or `*.hdf5`, or a copy of the repository.
-        **more: as for `BaseDatasetExperienceReplay`, which has the errors too. ValueError for an unknown id.
+        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
     """
 
     available_datasets = _Available()

@@ -1,4 +1,4 @@
-"""The frames of a video by time."""
+"""Video frames by time."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ from interop.datasets.errors import CorruptDatasetError
 
 
 def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[np.ndarray]:
-    """The frames of a video file at these seconds, which do not decrease, as uint8 [3, H, W]. PyAV decodes them in order.
+    """Decode the frames of a video file at non-decreasing times, in seconds, as uint8 [3, H, W]. Uses PyAV.
 
-    CorruptDatasetError where no frame is within the tolerance, in seconds, and for a damaged file.
+    CorruptDatasetError for a damaged file, or if no frame is within the tolerance, in seconds.
     """
     av = required("av", "video")
     try:
