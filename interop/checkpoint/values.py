@@ -12,6 +12,7 @@ import contextlib
 import json
 import pickle
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,8 @@ def _column(leaf: Value, values: list[Any]) -> dict[str, Any]:
         as_bytes = leaf.kind in ("bytes", "pickled")
         values = [np.frombuffer(each, np.uint8) if as_bytes else np.asarray(each) for each in values]
         raw = np.concatenate([each.reshape(-1) for each in values]).view(np.uint8)
-    return {"shapes": np.array([each.shape for each in values], np.int64), "raw": raw}
+    lengths = np.fromiter(chain.from_iterable(each.shape for each in values), np.int64)  # NumPy is slow with torch.Size
+    return {"shapes": lengths.reshape(len(values), values[0].ndim), "raw": raw}
 
 
 def _bytes_of(values: list[Tensor]) -> np.ndarray:
@@ -241,8 +243,8 @@ def _parts(column: Fields, dims: int, size: int, flags: bool) -> Iterator[tuple[
         raise column.wrong("shapes", f"shapes of {raw.size} bytes", shapes)
     if flags and raw.size and raw.max() > 1:
         raise column.wrong("raw", "flags of one byte", raw)
-    stops = np.cumsum(np.prod(shapes, 1) * size)
-    return zip(np.split(raw, stops[:-1]) if len(shapes) else [], shapes.tolist(), strict=True)
+    stops = np.cumsum(np.prod(shapes, 1) * size).tolist()
+    return ((raw[start:stop], shape) for start, stop, shape in zip([0, *stops], stops, shapes.tolist(), strict=False))
 
 
 def _tensors(leaf: Value, column: Fields, device: torch.device | None) -> list[Tensor]:
