@@ -17,7 +17,7 @@ from interop.datasets.errors import DownloadError
 from interop.datasets.progress import progress
 
 _BLOCK = 1 << 16  # bytes
-_PASSING = (408, 429, 500, 502, 503, 504)  # transient HTTP statuses
+_TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP statuses
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -102,7 +102,7 @@ class _FailedError(Exception):
     """A download failed."""
 
 
-class _PassingError(_FailedError):
+class _TransientError(_FailedError):
     """A download failed for a transient reason."""
 
 
@@ -132,18 +132,18 @@ class _Download:
             self.session.mount(addresses[0], requests.adapters.HTTPAdapter())  # without retries
         for address in addresses:
             try:
-                return self._repeat(address, retries, pause)
+                return self._receive_with_retries(address, retries, pause)
             except (_FailedError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 failures.append(f"{address}: {error}")
         raise _FailedError("\n".join(failures))
 
-    def _repeat(self, url: str, retries: int, pause: float) -> str:
+    def _receive_with_retries(self, url: str, retries: int, pause: float) -> str:
         """Download the missing data, and resume after interruptions."""
         failures, furthest = 0, _size(self.part)
         while True:
             try:
                 return self._receive(url)
-            except (_PassingError, required("urllib3", "datasets").exceptions.HTTPError):
+            except (_TransientError, required("urllib3", "datasets").exceptions.HTTPError):
                 failures = 1 if _size(self.part) > furthest else failures + 1
                 furthest = max(furthest, _size(self.part))
                 if failures > retries:
@@ -166,7 +166,7 @@ class _Download:
             resumed = status == 206 and new == version and found.get("Content-Range", "").startswith(f"bytes {size}-")
             if status == 416 or (status == 206 and not resumed):
                 self.part.unlink(missing_ok=True)
-                raise _PassingError("is another file than the one that was begun")
+                raise _TransientError("is another file than the one that was begun")
             response.raise_for_status()
             start = size if resumed else 0
             total = start + int(found["Content-Length"]) if "Content-Length" in found else self.file.size
@@ -182,8 +182,8 @@ class _Download:
                 out.flush()
                 os.fsync(out.fileno())
         if _size(self.part) < (total or 0):
-            raise _PassingError(f"{_size(self.part)} of {total} bytes came")
-        return self._checked(_PassingError if resumed else _FailedError)
+            raise _TransientError(f"{_size(self.part)} of {total} bytes came")
+        return self._checked(_TransientError if resumed else _FailedError)
 
     def _checked(self, failure: type[_FailedError] = _FailedError) -> str:
         """Verify the complete partial file and return its checksum. A wrong file is deleted."""
@@ -217,7 +217,7 @@ def _session(retries: int, pause: float) -> Any:
     requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets")
     again = urllib3.Retry(
         retries,
-        status_forcelist=_PASSING,
+        status_forcelist=_TRANSIENT,
         raise_on_status=False,
         backoff_factor=pause,
         respect_retry_after_header=False,

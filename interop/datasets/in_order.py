@@ -68,10 +68,10 @@ def _start(threads: int) -> None:
     torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: Any) -> None:
+def _end_with_parent(parent: Any) -> None:
     """End this process when its parent ends. A forked orphan would keep the parent's locks."""
     parent.join()
     os._exit(1)

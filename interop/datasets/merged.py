@@ -106,7 +106,7 @@ def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
     if not isinstance(buffer, ReplayBuffer):
         raise TypeError(f"buffer {place} must be a ReplayBuffer, got {class_of(buffer)}")
     if not len(buffer.storage):
-        raise RuntimeError(f"buffer {place} is empty: what its rows have is not known yet. Write some first")
+        raise RuntimeError(f"buffer {place} is empty, so its layout is unknown: write rows first")
     first = torch.zeros(1, dtype=torch.int64)
     rows = buffer[first if buffer.storage.ndim == 1 else (first,) * buffer.storage.ndim]
     if not isinstance(rows, TensorDictBase):

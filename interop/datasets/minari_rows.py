@@ -74,12 +74,12 @@ def _joined(pieces: Sequence[Steps], arrays: Arrays) -> TensorDict:
         values = [_decoded(each, path, arrays.get(path)) for each in pieces]
         _check_alike(values, path, pieces)
         if path[0] in _COLUMNS:
-            out["next", *key] = leaf(_column(_one(values), _COLUMNS[path[0]]))
+            out["next", *key] = leaf(_column(_concatenated(values), _COLUMNS[path[0]]))
         elif path[0] in ONE_MORE:
-            out[key] = leaf(_one([each[:-1] for each in values]))
-            out["next", *key] = leaf(_one([each[1:] for each in values]))
+            out[key] = leaf(_concatenated([each[:-1] for each in values]))
+            out["next", *key] = leaf(_concatenated([each[1:] for each in values]))
         else:
-            out[key] = leaf(_one(values))
+            out[key] = leaf(_concatenated(values))
     out["next", "done"] = out["next", "terminated"] | out["next", "truncated"]
     return out
 
@@ -104,7 +104,7 @@ def _check_alike(values: Sequence[Any], path: tuple[str, ...], pieces: Sequence[
             raise CorruptDatasetError(f"{piece.where}: {'/'.join(path)} is {found}, in {pieces[0].where} it is {first}")
 
 
-def _one(values: Sequence[Any]) -> Any:
+def _concatenated(values: Sequence[Any]) -> Any:
     if isinstance(values[0], list):
         return [row for each in values for row in each]
     return values[0] if len(values) == 1 else np.concatenate(values)

@@ -61,7 +61,7 @@ class TrajectoryStream(Storage):
         random = self._random()
         order = random.permutation(len(self.shards)) if self.shuffle else range(len(self.shards))
         encoded = chain.from_iterable(episodes(self.shards[place]) for place in order)
-        yield from map(trajectory, _mixed(encoded, random) if self.shuffle else encoded, count(first))
+        yield from map(trajectory, _shuffled(encoded, random) if self.shuffle else encoded, count(first))
 
     def get(self, index: Any) -> TensorDict:
         """The next slices, with one row per element of the index, whose values are ignored."""
@@ -111,7 +111,7 @@ class StreamSampler(Sampler):
         """Do nothing: a stream stores no rows."""
 
 
-def _mixed(items: Iterator[Episode], random: np.random.Generator) -> Iterator[Episode]:
+def _shuffled(items: Iterator[Episode], random: np.random.Generator) -> Iterator[Episode]:
     """Shuffle items through a buffer of `SHUFFLED` items."""
     waiting = [*islice(items, SHUFFLED)]
     for item in items:

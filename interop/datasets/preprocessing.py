@@ -56,8 +56,8 @@ def transformed(
     dim %= first.ndim
     length = first.shape[dim] if dim else total
     workers = (os.cpu_count() or 1) if num_workers is None else whole("num_workers", num_workers, 0)
-    step = _step(length, chunksize, num_chunks)
-    out, done = _begun(scratch / PROGRESS, total, resume and not dim)
+    step = _chunk_size(length, chunksize, num_chunks)
+    out, done = _open_result(scratch / PROGRESS, total, resume and not dim)
     seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
     tasks = _chunks(storage, total, dim, range(done, length, step), seed)
     given = fn if not workers and pool is None else cloudpickle.dumps(fn)
@@ -86,7 +86,7 @@ def transformed(
     return {"rows": count, "preprocessed": getattr(fn, "__qualname__", type(fn).__qualname__)}
 
 
-def _step(length: int, chunksize: int | None, num_chunks: int | None) -> int:
+def _chunk_size(length: int, chunksize: int | None, num_chunks: int | None) -> int:
     """The number of rows per chunk."""
     if chunksize is not None and num_chunks is not None:
         raise ValueError("pass either chunksize or num_chunks")
@@ -95,7 +95,7 @@ def _step(length: int, chunksize: int | None, num_chunks: int | None) -> int:
     return whole("chunksize", chunksize or 0, 0) or min(_ROWS, -(-length // _CHUNKS))
 
 
-def _begun(kept: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int]:
+def _open_result(kept: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int]:
     """The storage for the result, and the number of rows left by an interrupted call."""
     this = json.dumps({"rows": total, "boot": _BOOT.read_text() if _BOOT.exists() else secrets.token_hex(8)})
     progress = kept / "progress.json"

@@ -53,13 +53,13 @@ class Options:
             raise ValueError(f"timeout must be more than 0 seconds, got {self.timeout}")
 
 
-def _everywhere(name: str, returns_self: bool = False) -> Callable[..., Any]:
+def _changes_all_shards(name: str, returns_self: bool = False) -> Callable[..., Any]:
     """Make a method that changes the configuration of all shards."""
 
     def everywhere(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
-        self._drop_ahead()
+        self._drop_prefetched()
         self._shards.change(name, args, kwargs)
-        self._replaced(rows=name == "set_storage", priorities=name == "set_sampler")
+        self._begin_epoch(rows=name == "set_storage", priorities=name == "set_sampler")
         return self if returns_self else None
 
     everywhere.__name__ = name
@@ -67,7 +67,7 @@ def _everywhere(name: str, returns_self: bool = False) -> Callable[..., Any]:
     return everywhere
 
 
-def _of_several(method: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_single(method: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method for several shards: a single shard is called directly."""
 
     @wraps(method)
@@ -192,7 +192,7 @@ class RayReplayBuffer:
         """End the shards; rows outside of checkpoints are lost. Idempotent. RuntimeError on a client."""
         if not self._owns:
             raise RuntimeError("a client cannot shut the buffer down: call shutdown() of the buffer itself")
-        self._drop_ahead()
+        self._drop_prefetched()
         with self._lock:
             made, self._made, self._start = self._made, None, None
         if made is not None:
@@ -251,11 +251,11 @@ class RayReplayBuffer:
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set the priorities of items. `index` is the index in the info of a sample."""
-        self._at_home("update_priority", index, priority=priority)
+        self._call_by_shard("update_priority", index, priority=priority)
 
     def mark_update(self, index: Any) -> None:
         """Set the priorities of items to the sampler's default."""
-        self._at_home("mark_update", index)
+        self._call_by_shard("mark_update", index)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of a sample's items to its entry `priority_key`."""
@@ -267,22 +267,22 @@ class RayReplayBuffer:
         data, index = (data, index) if data.ndim else (data.unsqueeze(0), index.unsqueeze(0))
         if self._shards.facts[0].ndim == 1:
             index = index.reshape(data.shape[0], -1)[:, 0]
-        self._at_home("update_tensordict_priority", index, data=data)
+        self._call_by_shard("update_tensordict_priority", index, data=data)
 
-    @_of_several
+    @_unless_single
     def update_if_present(
         self, *, index: Any, generation: Any, patch: Any, version: Any = None, **options: Any
     ) -> ConditionalUpdateResult:
         """Run `ReplayBuffer.update_if_present` in the shard of each item."""
         given = {"generation": generation, "patch": patch} | ({} if version is None else {"version": version})
         updated, rejected = torch.zeros(2, len(torch.as_tensor(generation).reshape(-1)), dtype=torch.bool)
-        for at, found in self._at_home("update_if_present", index, **given, **options):
+        for at, found in self._call_by_shard("update_if_present", index, **given, **options):
             updated[at] = found.updated
             if found.version_rejected is not None:
                 rejected[at] = found.version_rejected
         return ConditionalUpdateResult(updated, None if version is None else rejected)
 
-    def _at_home(self, name: str, index: Any, **given: Any) -> list[tuple[Any, Any]]:
+    def _call_by_shard(self, name: str, index: Any, **given: Any) -> list[tuple[Any, Any]]:
         """Call a method in each shard with items of the index, with their rows of `given`.
 
         Returns, by shard, the positions in the index and the result. An empty index is sent to the first shard.
@@ -302,22 +302,22 @@ class RayReplayBuffer:
             calls[shard] = (name, (), kwargs)
         return [(parts[shard][0], each) for shard, each in shards.some(calls).items()]
 
-    append_transform = _everywhere("append_transform", returns_self=True)
-    insert_transform = _everywhere("insert_transform", returns_self=True)
-    register_save_hook = _everywhere("register_save_hook")
-    register_load_hook = _everywhere("register_load_hook")
-    set_storage = _everywhere("set_storage")
-    set_sampler = _everywhere("set_sampler")
-    set_writer = _everywhere("set_writer")
-    share = _everywhere("share", returns_self=True)
+    append_transform = _changes_all_shards("append_transform", returns_self=True)
+    insert_transform = _changes_all_shards("insert_transform", returns_self=True)
+    register_save_hook = _changes_all_shards("register_save_hook")
+    register_load_hook = _changes_all_shards("register_load_hook")
+    set_storage = _changes_all_shards("set_storage")
+    set_sampler = _changes_all_shards("set_sampler")
+    set_writer = _changes_all_shards("set_writer")
+    share = _changes_all_shards("share", returns_self=True)
 
     def empty(self) -> None:
         """Remove all rows. Restarting shards begin empty."""
-        self._drop_ahead()
+        self._drop_prefetched()
         self._shards.all("empty")
-        self._replaced(rows=True)
+        self._begin_epoch(rows=True)
 
-    def _replaced(self, rows: bool, priorities: bool = True) -> None:
+    def _begin_epoch(self, rows: bool, priorities: bool = True) -> None:
         """Begin a new epoch. With `rows`, drop the shards' checkpoints and durable writes as restart points."""
         self._shards.coordinate("restart")
         if rows or priorities:
@@ -327,14 +327,14 @@ class RayReplayBuffer:
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Set the generator of this client's draws: one shard copies its state, several draw seeds from it."""
-        self._drop_ahead()
+        self._drop_prefetched()
         self._shards.all("set_rng", generator)
         self._rng = generator
 
     def __len__(self) -> int:
         return sum(self._shards.all("__len__"))
 
-    @_of_several
+    @_unless_single
     def __getitem__(self, index: Any) -> Any:
         """Rows by index of `sample`, or by slices and masks over the stored rows, in order of shards and slots."""
         if (key := as_key(index)) is not None:
@@ -343,28 +343,28 @@ class RayReplayBuffer:
             filled = [n for n, size in enumerate(self._shards.all("__len__")) if size] or [0]
             found = self._shards.some(dict.fromkeys(filled, ("__getitem__", (slice(None),), {})))
             return together(list(found.values()))
-        places = self._places(index)
+        places = self._global_index(index)
         if isinstance(places, int):
             shard, slot = divmod(places, self._shards.facts[0].rows)
             return self._shards.one(shard, "__getitem__", slot)
-        parts = self._at_home("__getitem__", places)
+        parts = self._call_by_shard("__getitem__", places)
         return placed([each for _, each in parts], [at.numpy() for at, _ in parts])
 
-    @_of_several
+    @_unless_single
     def __setitem__(self, index: Any, value: Any) -> None:
         if as_key(index) is not None:
             sizes = self._shards.all("__len__")
             pieces = [rows_at(value, at, sum(sizes)) for at in torch.arange(sum(sizes)).split(sizes)]
             self._shards.some({n: ("__setitem__", (index, each), {}) for n, each in enumerate(pieces) if sizes[n]})
             return
-        places = self._places(index)
+        places = self._global_index(index)
         if isinstance(places, int):
             shard, slot = divmod(places, self._shards.facts[0].rows)
             self._shards.one(shard, "__setitem__", slot, value)
         else:
-            self._at_home("__setitem__", places, value=value)
+            self._call_by_shard("__setitem__", places, value=value)
 
-    def _places(self, index: Any) -> Any:
+    def _global_index(self, index: Any) -> Any:
         """Convert slices, masks and negative numbers over the stored rows to a global index."""
         number, rows = as_int(index), self._shards.facts[0].rows
         if number is not None and number >= rows * self._count:
@@ -410,9 +410,9 @@ class RayReplayBuffer:
         states = [state_dict] if self._count == 1 else state_dict["shards"]
         if len(states) != self._count:
             raise ValueError(f"the state is of {len(states)} shards, the buffer has {self._count}")
-        self._drop_ahead()
+        self._drop_prefetched()
         self._shards.some({shard: ("load_state_dict", (state,), {}) for shard, state in enumerate(states)})
-        self._replaced(rows=True)
+        self._begin_epoch(rows=True)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch, and with `return_info` its info, from all shards as from a single buffer.
@@ -445,7 +445,7 @@ class RayReplayBuffer:
             return self._draw(*asked)()
         with self._lock:
             if self._ahead_of != asked:
-                self._drop_ahead()
+                self._drop_prefetched()
                 self._ahead_of = asked
             while len(self._ahead) <= self._options.prefetch:
                 self._ahead.append(self._pool.submit(self._draw(*asked)))
@@ -453,7 +453,7 @@ class RayReplayBuffer:
         try:
             return first.result()
         except BaseException:
-            self._drop_ahead()
+            self._drop_prefetched()
             raise
 
     def _draw(self, name: str, *asked: Any) -> Callable[[], tuple[Any, bool]]:
@@ -466,7 +466,7 @@ class RayReplayBuffer:
             raise RuntimeError("batch_size not specified: give one to sample(), or to the constructor of the buffer")
         return partial(self._sampled, randomness.key(self._rng), size, return_info)
 
-    def _drop_ahead(self) -> None:
+    def _drop_prefetched(self) -> None:
         with self._lock:
             self._shares.clear()
             while self._ahead:
@@ -524,7 +524,7 @@ class RayReplayBuffer:
             CheckpointCorrupt: the checkpoint is damaged.
             CheckpointMismatch: the checkpoint is of another object, or has more rows than the shards can hold.
         """
-        self._drop_ahead()
+        self._drop_prefetched()
         restore(self._shards, path)
         self._shards.highest = None
 

@@ -126,7 +126,7 @@ class Shards:
         for shard, call, answer in sent:
             try:
                 if is_long:
-                    until = self._while_alive(shard, answer)
+                    until = self._wait_while_alive(shard, answer)
                 found[shard] = self._received(shard, call, answer, until)
             except Exception as error:
                 failed = failed or error
@@ -189,7 +189,7 @@ class Shards:
         highest = self.highest if len(self.facts) > 1 else None
         return method.remote(self.facts[shard].life, name, highest, self._packed(name, given))
 
-    def _while_alive(self, shard: int, answer: Any) -> float:
+    def _wait_while_alive(self, shard: int, answer: Any) -> float:
         """Wait for a long call while its process answers other calls. Returns the next deadline."""
         ray = ray_library()
         while not ray.wait([answer], timeout=self.timeout / 2)[0]:

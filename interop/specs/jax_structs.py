@@ -27,7 +27,7 @@ def to_jax(spec: TensorSpec) -> Any:
 
     def leaf(spec: TensorSpec, at: str) -> jax.ShapeDtypeStruct:
         if spec.dtype not in DTYPES:
-            raise TypeError(f"{at} is {spec.dtype}, which JAX has not: cast it with to(dtype)")
+            raise TypeError(f"{at} is {spec.dtype}, which JAX does not support: cast it with to(dtype)")
         return jax.ShapeDtypeStruct(tuple(spec.shape), jax.dtypes.canonicalize_dtype(DTYPES[spec.dtype]))
 
     return converted(spec, leaf, lambda _, entries: entries)

@@ -198,10 +198,10 @@ def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
     whole: np.ndarray = np.ndarray(
         tuple(shape), np.int8, b"0", strides=(0,) * len(shape)
     )  # one byte of memory for any shape
-    return Size(_of_array(whole, index).shape)
+    return Size(_index_array(whole, index).shape)
 
 
-def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
+def _index_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
     """Index an array with torch's order of dims: integers are applied before arrays."""
     if any(isinstance(part, np.ndarray) for part in index):
         first: list[Any] = []
@@ -216,5 +216,5 @@ def select(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
     if not any(isinstance(part, np.ndarray) or (isinstance(part, slice) and (part.step or 1) < 0) for part in index):
         return tensor[index]
     ndim = sum(map(_dims_of, index))
-    places = _of_array(np.arange(tensor.shape[:ndim].numel()).reshape(tensor.shape[:ndim]), index)
+    places = _index_array(np.arange(tensor.shape[:ndim].numel()).reshape(tensor.shape[:ndim]), index)
     return tensor.flatten(0, ndim - 1)[torch.as_tensor(places.copy(), device=tensor.device)]

@@ -119,7 +119,7 @@ class LazyStack(TensorSpec):
         if new[at] != len(self.members):
             raise ValueError(f"the stack dim has {len(self.members)} members, it cannot be expanded to {new[at]}")
         rest = Size([*new[:at], *new[at + 1 :]])
-        return self._of_members(lambda each: each.expand(_with_own(rest, each.shape)), at)
+        return self._of_members(lambda each: each.expand(_with_member_sizes(rest, each.shape)), at)
 
     def unsqueeze(self, dim: int) -> Any:
         at = dim % len(shapes.unsqueezed(self.shape, dim))
@@ -176,7 +176,7 @@ class LazyStack(TensorSpec):
         """Make a dim of every member dynamic, in place. ValueError for the stack dim."""
         at = dim % self.ndim if -self.ndim <= dim < self.ndim else self.stack_dim
         if at == self.stack_dim:
-            raise ValueError(f"dim {dim} is not there, or the stack dim, {self.stack_dim}: it cannot be made dynamic")
+            raise ValueError(f"dim {dim} is out of range, or the stack dim {self.stack_dim}, which cannot be dynamic")
         with all_or_nothing(self):
             for each in self.members:
                 each.make_neg_dim(self._of_member(at))
@@ -317,7 +317,7 @@ class StackedComposite(LazyStack, Composite):
         return block("StackedComposite", [block("fields=", fields), block("exclusive_fields=", own), *rest])
 
 
-def _with_own(new: Size, shape: Size) -> Size:
+def _with_member_sizes(new: Size, shape: Size) -> Size:
     """The shape with dynamic dims replaced by the sizes of the member."""
     start = len(new) - len(shape)
     return Size([shape[place - start] if size == -1 and place >= start else size for place, size in enumerate(new)])
