@@ -189,7 +189,10 @@ class FrameRows(TorchRows):
     # ------------------------------------------------------------------ reading
 
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
-        return self._whole(self._kept.read(slots))
+        found = self._whole(self._kept.read(slots))
+        for place, leaf in (known or {}).items():
+            found[place] = leaf
+        return found
 
     def at(self, filled: int, index: Any) -> list[Tensor]:
         return self._whole(self._kept.at(filled, index))
