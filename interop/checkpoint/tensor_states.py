@@ -90,6 +90,8 @@ def restoring_rows(storage: "TensorStorage", saved: Any, options: LoadOptions) -
     fields = Fields(saved, where)
     if fields.any("layout") is None:
         return storage.clear
+    if "scheme" in fields:
+        raise CheckpointMismatch(f"{where}: it is the state of a LazyFrameStorage")
     layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
     columns = fields.any("columns")
     specs = None
@@ -333,6 +335,8 @@ def restoring_state(storage: "TensorStorage", state: Any) -> Apply:
     if not fields.flag("initialized"):
         return storage.clear
     content = fields.any("_storage")
+    if isinstance(content, dict) and isinstance(content.get("scheme"), dict):
+        raise CheckpointMismatch(f"{where}: it is the state of a LazyFrameStorage")
     if "_layout" not in state:  # all rows, filled or not
         data = _opened(content, storage.ndim, where)
         rows, *lanes = data.shape[: storage.ndim]

@@ -200,6 +200,8 @@ class LazyFrameStorage(TensorStorage):
 
     def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
         where = f"the checkpoint of a {type(self).__name__}"
+        if not isinstance(saved, dict) or not (saved.get("layout", saved) is None or "scheme" in saved):
+            raise CheckpointMismatch(f"{where}: it is the state of another storage, it has no 'scheme' of frames")
         fields = Fields(saved, where)
         if fields.any("layout") is None:
             return self.clear

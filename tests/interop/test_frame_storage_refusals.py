@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from interop import LazyFrameStorage, ReplayBuffer, RoundRobinWriter
+from interop import CheckpointMismatch, LazyFrameStorage, LazyTensorStorage, ReplayBuffer, RoundRobinWriter
 from tests.interop.frame_streams import CUT, OPEN, TERMINATED, TRUNCATED, Both, Environment, assert_same, random_kinds
 
 
@@ -173,3 +173,13 @@ def test_data_without_the_frames_that_were_named_is_refused_and_fixes_nothing(op
 def test_options_that_could_not_be_are_refused(options, error, says):
     with pytest.raises(error, match=says):
         LazyFrameStorage(9, **options)
+
+
+def test_states_of_other_storages_are_a_mismatch(filled):
+    other = LazyTensorStorage(6)
+    other.set(range(2), filled.frames[:2])
+    for target, state in ((filled.frames._storage, other.state_dict()), (other, filled.frames._storage.state_dict())):
+        before = target.get(slice(None)).clone()
+        with pytest.raises(CheckpointMismatch, match="it is the state of"):
+            target.load_state_dict(state)
+        assert_same(target.get(slice(None)), before)
