@@ -14,6 +14,7 @@ from fbuf.fusion import (
     computed_once,
     divmod_unsigned,
     entry,
+    loop_variant,
     one_kernel_loop,
     opaque_zero,
     put,
@@ -26,6 +27,7 @@ _AT_ONCE = 192  # bytes of a row that one iteration may read: XLA counts them fo
 _BLOCK = 32  # rows that are prefetched before they are copied
 _LINE = 64  # bytes the memory gives at once
 _FEW = 1024  # rows up to which one thread that prefetches is faster
+_MANY = 64  # rows from which on a loop that writes them is
 
 
 def init(capacity: int, lanes: tuple[int, ...], example: Any) -> Any:
@@ -49,13 +51,39 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
 
 @jax.jit
 def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
-    """Items with batch at the rows from the first on around the ring, at most all."""
-    leaves = jax.tree.leaves((items, batch))
-    if not leaves:  # `Frames` may keep all of them
-        return items
-    capacity, count = leaves[0].shape[0], leaves[-1].shape[0]
-    rows = wrapped(first.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32), capacity)
-    return write(items, rows, batch)
+    """Items with batch at the rows from the first on around the ring, at most all.
+
+    Small rows are written one by one on the CPU: XLA gives programs of 1,000 operations and more to another thread, and
+    counts a scatter of 256 rows as more.
+    """
+    leaves, structure = jax.tree.flatten(items)
+    new = [jnp.asarray(leaf).astype(kept.dtype) for leaf, kept in zip(jax.tree.leaves(batch), leaves, strict=True)]
+    few = bool(new) and _MANY <= new[0].shape[0] <= _FEW
+    for group in _groups(leaves, ()):
+        chosen, given = [leaves[i] for i in group], [new[i] for i in group]
+        small = few and _row_bytes(chosen[0], ()) <= _AT_ONCE
+        chosen = (one_kernel_loop(_put_around, _all_around) if small else _all_around)(chosen, first, given)
+        for i, leaf in zip(group, chosen, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _all_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
+    rows = _around(first, jnp.arange(new[0].shape[0], dtype=jnp.uint32), leaves[0].shape[0])
+    held: list[Array] = write(leaves, rows, new)
+    return held
+
+
+def _put_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
+    def body(k: Array, held: list[Array]) -> list[Array]:
+        row = _around(loop_variant(first, k), k.astype(jnp.uint32), held[0].shape[0])
+        return [put(leaf, entry(given, k), row) for leaf, given in zip(held, new, strict=True)]
+
+    return jax.lax.fori_loop(zero_after(first), new[0].shape[0], body, leaves)
+
+
+def _around(first: Array, steps: Array, capacity: int) -> Array:
+    return wrapped(first.astype(jnp.uint32) + steps, capacity)
 
 
 @functools.partial(jax.jit, static_argnums=2)  # outside of any program the reshape would copy all items

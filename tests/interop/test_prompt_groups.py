@@ -221,7 +221,7 @@ def test_staleness_is_saved_and_its_uses_go_on_bit_for_bit(tmp_path):
     assert other.sampler.ran_out == buffer.sampler.ran_out is True and not len(other)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(RuntimeError, match="of 1 members, there are 0"):
+        with pytest.raises(RuntimeError, match="1 members were saved, there are 0"):
             made(2).loads(tmp_path / "saved")
 
 

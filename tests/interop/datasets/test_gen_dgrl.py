@@ -110,7 +110,7 @@ WRONG = {
     "two actions a step": ({"actions": np.zeros((2, 2))}, "action has 4 rows"),
     "scaled observations": ({"observations": np.full((3, 3, 64, 64), 0.5)}, "whole numbers from 0 to 255"),
     "not a number": ({"observations": np.full((3, 3, 64, 64), np.nan)}, "whole numbers from 0 to 255"),
-    "code": ({"dones": print}, "would run code"),
+    "code": ({"dones": divmod}, "would run code"),
 }
 
 
