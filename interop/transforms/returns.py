@@ -90,7 +90,7 @@ class MultiStepTransform(Transform):
         time = new.ndim - 1
         frames = mapped(new, time, new.shape[time], _detached)
         if waiting is not None:
-            if waiting.shape[:time] != frames.shape[:time]:
+            if waiting.ndim != frames.ndim or waiting.shape[:time] != frames.shape[:time]:
                 raise ValueError(
                     f"the waiting frames are {list(waiting.shape)}, new ones {list(frames.shape)}: all dims but the last, "
                     "time, must agree"

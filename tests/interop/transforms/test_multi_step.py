@@ -39,6 +39,8 @@ def test_every_way_to_cut_a_stream_stores_the_same(batch, agents, n, every):
 def test_a_flush_gives_the_waiting_frames_as_the_end_of_the_stream():
     data, transform = rollout(2, 8, seed=2), MultiStepTransform(3, 0.9)
     first = transform.inv(data)
+    with pytest.raises(ValueError, match="all dims but the last"):
+        transform.inv(rollout(4))  # other dims than the waiting frames
     same(torch.cat([first, transform.flush()], -1), MultiStep(0.9, 3)(data))
     assert transform.flush() is None
     same(transform.inv(data), first)
