@@ -12,7 +12,7 @@ import contextlib
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -221,8 +221,9 @@ def _values(leaf: Value, column: Fields, device: torch.device | None) -> list[An
         return _tensors(leaf, column, device or device_named(leaf.device, column.where))
     dtype = BY_NAME[leaf.dtype or ("complex128" if leaf.kind == "complex" else "uint8")]
     dims = 1 if leaf.kind in ("bytes", "pickled") else leaf.dims
-    parts = _parts(column, dims, dtype.itemsize, dtype == np.bool_)
-    arrays = [part.copy().view(dtype).reshape(shape) for part, shape in parts]
+    raw, shapes, sizes = _parts(column, dims, dtype.itemsize, dtype == np.bool_)
+    ends = pairwise(accumulate(sizes, initial=0))
+    arrays = [raw.view(dtype)[slice(*each)].reshape(shape).copy() for each, shape in zip(ends, shapes, strict=True)]
     if leaf.kind == "array":
         return arrays
     if leaf.kind == "scalar":
@@ -233,8 +234,8 @@ def _values(leaf: Value, column: Fields, device: torch.device | None) -> list[An
     return found if leaf.kind == "bytes" else [_unpickled(each, column.where) for each in found]
 
 
-def _parts(column: Fields, dims: int, size: int, flags: bool) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """The bytes of each value of a column, a view, and its shape; values have `dims` dims and entries of `size` bytes."""
+def _parts(column: Fields, dims: int, size: int, flags: bool) -> tuple[np.ndarray, list[list[int]], list[int]]:
+    """The bytes of a column, and shape and number of entries of each value, with `dims` dims and entries of `size` bytes."""
     shapes = np.asarray(column.array("shapes", np.int64, (None, dims)))
     raw = np.asarray(column.array("raw", np.uint8, (None,)))
     fits = not shapes.size or (shapes.min() >= 0 and shapes.max() < 2**40)
@@ -243,18 +244,19 @@ def _parts(column: Fields, dims: int, size: int, flags: bool) -> Iterator[tuple[
         raise column.wrong("shapes", f"shapes of {raw.size} bytes", shapes)
     if flags and raw.size and raw.max() > 1:
         raise column.wrong("raw", "flags of one byte", raw)
-    stops = np.cumsum(np.prod(shapes, 1) * size).tolist()
-    return ((raw[start:stop], shape) for start, stop, shape in zip([0, *stops], stops, shapes.tolist(), strict=False))
+    return raw, shapes.tolist(), np.prod(shapes, 1).tolist()
 
 
 def _tensors(leaf: Value, column: Fields, device: torch.device | None) -> list[Tensor]:
     dtype, where = dtype_named(leaf.dtype, column.where), column.where
-    found = [
-        torch.from_numpy(part.copy()).view(dtype).reshape(shape)
-        if part.size
-        else torch.empty(shape, dtype=dtype, device="cpu")
-        for part, shape in _parts(column, leaf.dims, dtype.itemsize, dtype == torch.bool)
-    ]
+    raw, shapes, sizes = _parts(column, leaf.dims, dtype.itemsize, dtype == torch.bool)
+    kept = torch.uint8 if dtype.itemsize == 1 else dtype  # torch copies no int1 to int7
+    joined = torch.empty(raw.size // dtype.itemsize, dtype=kept, device="cpu")
+    joined.view(torch.uint8).numpy()[:] = raw
+    parts = joined.split(sizes) if leaf.dims else joined.unbind()
+    if leaf.dims > 1:
+        parts = [each.view(shape) for each, shape in zip(parts, shapes, strict=True)]
+    found = [each.clone() for each in parts] if kept == dtype else [each.clone().view(dtype) for each in parts]
     if device is None or device.type == "cpu":
         return found
     try:

@@ -54,6 +54,7 @@ class Value(Leaf):
 
 
 Node = Branch | Leaf
+_Opened = tuple[Any, ...]
 Other = Callable[[Any, str], tuple[Value, Any]]  # the leaf for an object of another kind, or a NotKept error
 
 _PLAIN, _BYTES, _COMPLEX = map(Value, ("plain", "bytes", "complex"))
@@ -149,30 +150,30 @@ def _is_plain(value: Any, depth: int) -> bool:
     return kind in _NUMBERS_AND_TEXT
 
 
-def _opened(value: Any, kind: type) -> tuple[Branch, Any] | str:
-    """A container as a branch without children, and what it holds in the order of the keys; why other objects are none."""
+def _opened(value: Any, kind: type) -> _Opened | str:
+    """A container as what it holds and the fields of its branch, in their order; why other objects are none."""
     entries = entries_of(value)
     if entries is not None:  # the most common one, in a fifth of the time
-        return Branch(kind, tuple(entries), (), value.batch_size, (), value.device), entries.values()
+        return entries.values(), kind, tuple(entries), value.batch_size, (), value.device
     if kind in _SEQUENCES:
-        return Branch(kind, tuple(range(len(value))), ()), value
+        return value, kind, tuple(range(len(value)))
     if kind in _DICTS:
-        return (Branch(kind, tuple(value), ()), value.values()) if all(map(_is_key, value)) else _NO_KEYS
+        return (value.values(), kind, tuple(value)) if all(map(_is_key, value)) else _NO_KEYS
     if kind in _STACKS:
         if not value.tensordicts or value.hook_out is not None:
             return " where it is empty or inside of vmap"
         names = (getattr(value, "_td_dim_name", None),)
-        return Branch(kind, tuple(range(len(value.tensordicts))), (), (value.stack_dim,), names), value.tensordicts
+        return value.tensordicts, kind, tuple(range(len(value.tensordicts))), (value.stack_dim,), names
     if is_record(kind):
-        return Branch(kind, tuple(range(len(value))), (), (), fields_of(kind)), value
+        return value, kind, tuple(range(len(value))), (), fields_of(kind)
     if is_tensorclass(kind):
         held, attributes = vars(value)["_tensordict"], vars(value)["_non_tensordict"]
         if not {*attributes, *held.keys()} <= {*fields_of(kind)}:
             return " with entries that are no fields of it"
-        return Branch(kind, ("", *attributes), ()), (held, *attributes.values())
+        return (held, *attributes.values()), kind, ("", *attributes)
     if is_tensor_collection(kind):
         names = tuple(value.names) if any(value.names) else ()
-        return Branch(TensorDict, tuple(value.keys()), (), tuple(value.batch_size), names, value.device), value.values()
+        return value.values(), TensorDict, tuple(value.keys()), tuple(value.batch_size), names, value.device
     return ""
 
 
@@ -188,22 +189,22 @@ def is_written(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
 
 
-def _branch(value: Any, opened: tuple[Branch, Any], leaves: list[Any], other: Other, around: list[int]) -> Node:
+def _branch(value: Any, opened: _Opened, leaves: list[Any], other: Other, around: list[int]) -> Node:
     if id(value) in around:
         raise NotKept(ValueError, f"a {type(value).__name__} that contains itself cannot be saved")
     if len(around) > MOST_DEEP:
         raise NotKept(ValueError, f"what is to be saved is nested more than {MOST_DEEP} deep")
     around.append(id(value))
-    branch, held = opened
+    held, kind, keys, *others = opened
     children: list[Node] = []
     try:
         for each in held:
             children.append(_node(each, leaves, other, around))  # noqa: PERF401  # so that an error knows how many
     except NotKept as error:
-        error.path.insert(0, branch.keys[len(children)])
+        error.path.insert(0, keys[len(children)])
         raise
     around.pop()
-    return Branch(branch.kind, branch.keys, tuple(children), branch.batch, branch.names, branch.device)
+    return Branch(kind, keys, tuple(children), *others)
 
 
 # ------------------------------------------------------------------ classes of the user's
