@@ -17,13 +17,14 @@ def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int, time: int) -> tu
     Gradients flow. O(steps * n).
     """
     length, single = ends.shape[time], _wide(rewards)
-    total, steps, ended = single.clone(), torch.ones(ends.shape, dtype=torch.int32, device=ends.device), ends
+    going = alive = _going(ends, single)
+    total, steps = single.clone(), torch.ones_like(going)
     for i in range(1, min(n, length)):
         rest = length - i
-        ended = ended.narrow(time, 0, rest) | ends.narrow(time, i - 1, rest)
-        later = single.narrow(time, i, rest).masked_fill(_trailing(ended, single), 0)
+        alive = alive.narrow(time, 0, rest) & going.narrow(time, i - 1, rest)
+        later = _where(_trailing(alive, single), single.narrow(time, i, rest))
         total.narrow(time, 0, rest).add_(later, alpha=gamma**i)
-        steps.narrow(time, 0, rest).add_(~ended)
+        steps.narrow(time, 0, rest).sub_(alive)
     powers = torch.tensor([gamma**k for k in range(min(n, length) + 1)], dtype=torch.float32, device="cpu").to(
         ends.device
     )
@@ -50,16 +51,28 @@ def running_sums(rewards: Tensor, ends: Tensor, time: int) -> Tensor:
 
 def _sums(values: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
     """Discounted sums up to the next end. Each pass adds sums over as many steps again, where no end is in between."""
-    total, ended, reach, length = values.clone(), _trailing(ends, values), 1, values.shape[time]
+    length, total, reach = values.shape[time], values.clone(), 1
+    alive = _trailing(_going(ends, values), values).narrow(time, 0, max(length - 1, 0))  # no end within `reach` steps
     while reach < length:
         rest = length - reach
-        ended = ended.narrow(time, 0, rest)  # an end within `reach` steps
-        later = total.narrow(time, reach, rest).masked_fill(ended, 0)
+        later = _where(alive, total.narrow(time, reach, rest))
         total.narrow(time, 0, rest).add_(later, alpha=gamma**reach)
         left = max(rest - reach, 0)
-        ended = ended.narrow(time, 0, left) | ended.narrow(time, rest - left, left)
+        alive = alive.narrow(time, 0, left) & alive.narrow(time, rest - left, left)
         reach *= 2
     return total
+
+
+def _going(ends: Tensor, values: Tensor) -> Tensor:
+    """Integers as wide as the values: 0 at ends, all bits set elsewhere."""
+    return ends.to(torch.int32 if values.element_size() == 4 else torch.int64) - 1
+
+
+def _where(going: Tensor, values: Tensor) -> Tensor:
+    """The values, 0 at ends. Without gradients by their bits, in a fifth of the time that `where` takes."""
+    if values.requires_grad:
+        return values.where(going != 0, 0)
+    return (values.view(going.dtype) & going).view(values.dtype)
 
 
 def _trailing(flags: Tensor, values: Tensor) -> Tensor:
