@@ -123,7 +123,7 @@ def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
     places = (*rows, *(_lane(each) for each in rest))
     if any(isinstance(each, int) for each in places) and any(isinstance(each, Tensor) for each in places):
         # NumPy and torch order the dims of such an index differently, those of coordinates alike.
-        return torch.unravel_index(torch.from_numpy(flat_slots(places, lead[1:])), lead)
+        return torch.unravel_index(torch.from_numpy(slots_of_places(places, lead[1:])), lead)
     return places if len(places) > 1 else places[0]
 
 
@@ -164,7 +164,7 @@ def whole_rows(places: Any) -> bool:
     return all(isinstance(each, slice) and each == slice(None) for each in rest)
 
 
-def flat_slots(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
+def slots_of_places(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
     """The flat slots of resolved places over [rows, *lanes], in the shape of data there. O(rows)."""
     first, *rest = places if isinstance(places, tuple) else (places,)
     if isinstance(first, slice):

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from interop.data.index import flat_slots, resolved
+from interop.data.index import resolved, slots_of_places
 from interop.storages import LazyMemmapStorage
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -23,7 +23,7 @@ class FramesOnceStorage(LazyMemmapStorage):
     def get(self, index: Any) -> Any:
         count = len(self)
         at = resolved(index, count, count, (count,))
-        at = at if isinstance(at, torch.Tensor) else torch.from_numpy(flat_slots(at, ()))
+        at = at if isinstance(at, torch.Tensor) else torch.from_numpy(slots_of_places(at, ()))
         if at.ndim == 0:
             return self.get(at.unsqueeze(0))[0]
         rows, behind = super().get(at), super().get((at + 1).clamp_(max=count - 1))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop.data.index import flat_slots
+from interop.data.index import slots_of_places
 
 
 def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -17,7 +17,7 @@ def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.nd
     The slots of an index of rows alone are rows, without lanes.
     """
     lanes = lanes if isinstance(index, tuple) else ()
-    named = flat_slots(index, lanes).reshape(-1)
+    named = slots_of_places(index, lanes).reshape(-1)
     slots, from_the_end = np.unique(named[::-1], return_index=True)
     return slots, named.size - 1 - from_the_end, lanes
 
