@@ -340,10 +340,10 @@ def _masses_of(
     share, index = total / count, places.astype(total.dtype)
     back, back_low = _two_product(share, jnp.asarray(count, total.dtype))
     lost = ((total - back) - back_low) / count  # the shares tile the total whichever way XLA rounds the division
-    high, low = _two_product(coarse, share)
-    start, start_low = _two_product(index, share)
-    high, rest = two_sum(start, high)
-    return high, low + fine * (share * 2.0**-24) + ((start_low + rest) + (index + coarse) * lost)
+    # No product is an operand of `two_sum`: XLA may then round both at once.
+    place, rest = two_sum(index, coarse)
+    high, low = _two_product(place, share)
+    return high, low + (fine * 2.0**-24 + rest) * share + place * lost
 
 
 def _two_product(a: Array, b: Array) -> tuple[Array, Array]:

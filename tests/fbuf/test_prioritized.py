@@ -125,7 +125,9 @@ def test_a_new_alpha_that_means_nothing_is_ignored() -> None:
 @pytest.mark.parametrize("count", [7, 3995])
 @pytest.mark.parametrize("total", [1e8, 0.1])
 def test_stratified_shares_tile_the_total(total: float, count: int) -> None:
-    masses = jax.jit(prioritized.placed_masses, static_argnums=(1, 3))
+    # As users compile, who do not pass the flags of `make test`.
+    options = {"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 3}
+    masses = jax.jit(prioritized.placed_masses, static_argnums=(1, 3), compiler_options=options)
     exact = np.float64(np.float32(total))
     for seed in range(20):
         mass = np.asarray(masses(jax.random.key(seed), count, jnp.float32(total), True), np.float64).sum(1)
