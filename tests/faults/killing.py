@@ -94,16 +94,15 @@ def at_random_times(size: int, megabytes: int = 200, seed: int = 0) -> Counts:
         for place, buffer in enumerate(buffers):
             noise = torch.from_numpy(np.random.default_rng(place).integers(0, 256, (rows, 10_000), np.uint8))
             buffer.extend(TensorDict({"id": torch.arange(rows) + place, "noise": noise}, [rows]))
-            begun = time.monotonic()
-            buffer.dumps(Path(folder, "other"))
-            took = time.monotonic() - begun
+            took = float(_seconds(buffer, Path(folder, "other")))
             Path(folder, "other").rename(Path(folder, f"saved {place}"))
             known[_content(Path(folder, f"saved {place}"))] = place
         buffers[1].dumps(path)
         shutil.rmtree(Path(folder, "saved 0")), shutil.rmtree(Path(folder, "saved 1"))
         for _ in range(size):
             there = known[_content(path)]
-            how, content = forked(lambda there=there: buffers[1 - there].dumps(path), rng.random() * 1.1 * took)
+            how, content = forked(lambda there=there: _seconds(buffers[1 - there], path), rng.random() * 1.1 * took)
+            took = float(content) if how == "done" else 1.02 * took  # the next save may be slower or faster
             found = known.get(_content(path))
             outcome = "mixed" if found is None else "old" if found == there else "new"
             counts.note(content.decode() if how == "failed" else outcome, ("old", "new"), "a random time")
@@ -113,6 +112,13 @@ def at_random_times(size: int, megabytes: int = 200, seed: int = 0) -> Counts:
         same = bool((target[:] == buffers[known[_content(path)]][:]).all())
         counts.fail("something else was loaded", times=not same)
     return counts
+
+
+def _seconds(buffer: ReplayBuffer, path: Path) -> bytes:
+    """Save, and say how long it took."""
+    begun = time.monotonic()
+    buffer.dumps(path)
+    return repr(time.monotonic() - begun).encode()
 
 
 def _content(path: Path) -> str:
