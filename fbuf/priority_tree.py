@@ -22,7 +22,7 @@ from fbuf.fusion import gather, one_kernel_loop, two_or_more, zero_after
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
 _IN_LOOPS = 1024  # updates up to which loops over them are faster on the CPU than kernels over all
-_FOUND_IN_LOOPS = 512  # and draws
+FOUND_IN_LOOPS = 512  # and masses up to which drawing and finding them in loops is
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
 
 
@@ -204,35 +204,34 @@ def find(
     """
     mass = mass.astype(tree.sums.dtype)
     low = jnp.broadcast_to(jnp.asarray(low, mass.dtype), mass.shape)
-    return find_placed(tree, placed(total(tree), mass, low))
+    return find_placed(tree, *placed(total(tree), mass, low))
 
 
 def placed(
     total: Float[Array, ""], mass: Float[Array, " batch"], low: Float[Array, " batch"]
-) -> Float[Array, "batch 2"]:
-    """Masses for `find_placed`: a float and its rest below the precision of a float."""
+) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
+    """Masses for `find_placed`, and their rests below the precision of a float."""
     inside = (mass < total) | ((mass == total) & (low < 0))
     # Twice any total: the rest of it is larger than the sum of each level.
     mass, low = jnp.where(inside, mass, np.finfo(mass.dtype).max), jnp.where(inside, low, 0)
-    return jnp.stack(two_sum(mass, low), -1)
+    return two_sum(mass, low)
 
 
 @jax.jit
-def find_placed(tree: PriorityTree, masses: Float[Array, "batch 2"]) -> Int[Array, " batch"]:
+def find_placed(tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Array, " batch"]) -> Int[Array, " batch"]:
     """`find` for masses from `placed`."""
-    place = jnp.zeros(masses.shape[0], jnp.int32), masses[:, 0], masses[:, 1]
-    if not 0 < masses.shape[0] <= _FOUND_IN_LOOPS:
+    place = jnp.zeros(mass.shape[0], jnp.int32), mass, low
+    if not 0 < mass.shape[0] <= FOUND_IN_LOOPS:
         return _find_whole(tree, place)
     return one_kernel_loop(_find_in_loops, _find_whole)(tree, place)
 
 
 @jax.jit
 def find_rest(
-    tree: PriorityTree, masses: Float[Array, "batch 2"]
-) -> tuple[Int[Array, " batch"], Float[Array, "batch 2"]]:
+    tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Array, " batch"]
+) -> tuple[Int[Array, " batch"], Float[Array, " batch"], Float[Array, " batch"]]:
     """`find_placed`, and the rest of each mass within the found slot, for a tree below it."""
-    slots, *rest = _descended(tree, (jnp.zeros(masses.shape[0], jnp.int32), masses[:, 0], masses[:, 1]))
-    return slots, jnp.stack(rest, 1)
+    return _descended(tree, (jnp.zeros(mass.shape[0], jnp.int32), mass, low))
 
 
 def _find_in_loops(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:

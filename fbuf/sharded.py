@@ -372,9 +372,9 @@ def _by_priority(part: Buffer, state: BufferState, key: Array, count: int, axis:
     sizes, totals, minima = row_words.of_all(mine, axis)
     above = priority_tree.fill(priority_tree.init(totals.shape[0], dtype=rule.dtype, minima=False), totals)
     total = priority_tree.total(above)
-    device, masses = priority_tree.find_rest(above, placed_masses(key, count, total, rule.stratified))
+    device, *masses = priority_tree.find_rest(above, *placed_masses(key, count, total, rule.stratified))
     own = device == jax.lax.axis_index(axis)
-    slots = priority_tree.find_placed(tree, jnp.where(own[:, None], masses, 0))
+    slots = priority_tree.find_placed(tree, *(jnp.where(own, each, 0) for each in masses))
     # Computed before later writes into the tree (see `computed_once`).
     slots, probability = computed_once((slots, chance(priority_tree.get(tree, slots), total)))
     valid, smallest = jnp.broadcast_to(total > 0, (count,)), chance(jnp.min(minima), total)

@@ -172,7 +172,7 @@ class Prioritized(Sampler):
     def draw(self, tree: PriorityTree, key: Array, batch_size: int, size: Int[Array, ""]) -> Draw:
         """A draw from a tree of weights."""
         masses = placed_masses(key, batch_size, priority_tree.total(tree), self.stratified)
-        slots, probability, valid, smallest = _chances(tree, priority_tree.find_placed(tree, masses))
+        slots, probability, valid, smallest = _chances(tree, priority_tree.find_placed(tree, *masses))
         return Draw(slots=slots, probability=probability, valid=valid, smallest=smallest[0], size=size)
 
     def update(
@@ -317,16 +317,18 @@ def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> Prio
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
-def placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> Float[Array, "count 2"]:
-    """Uniform masses in [0, total) of 48 random bits, as `priority_tree.find_placed` takes them."""
+def placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> tuple[Array, Array]:
+    """Uniform masses in [0, total) of 48 random bits, as `priority_tree.find_placed` takes them, [count] each."""
 
-    def mass_at(_tables: Any, shared: tuple[Array, Array], place: Array) -> Array:
+    def mass_at(_tables: Any, shared: tuple[Array, Array], place: Array) -> tuple[Array, Array]:
         words, total = shared
         place = place[None]  # XLA reorders products of scalars, which may then overflow
         drawn = random_words.pairs_at(words, place, False)
-        return priority_tree.placed(total, *_masses_of(count, stratified, total, place, *drawn))[0]
+        mass, low = priority_tree.placed(total, *_masses_of(count, stratified, total, place, *drawn))
+        return mass[0], low[0]
 
-    return map_entries(mass_at, count, (), (random_words.words_of(key), total))
+    shared = random_words.words_of(key), total
+    return map_entries(mass_at, count, (), shared, most=priority_tree.FOUND_IN_LOOPS)
 
 
 def _masses_of(
