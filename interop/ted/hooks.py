@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interop.data.keys import as_path
 from interop.ted.flattening import REWARD_KEYS, Flattened, Names, Path, Rebuilt, Ring, missing_done, shown
-from interop.ted.row_values import fresh, nested, side_by_side, sizes
+from interop.ted.row_values import components, fresh, nested, side_by_side, sizes
 from interop.trajectories import DEFAULT_DONE_KEYS
 
 _SHAPE, _PATHS = ("_storage_shape",), ("_paths",)
@@ -172,15 +172,14 @@ class Nested2TED(Flat2TED):
         for path, tensor in tensors.items():
             if not tensor.is_nested:
                 raise ValueError(f"{shown(path)}: expected a nested tensor with a component for each trajectory")
-        parts = {path: tensor.unbind(0) for path, tensor in tensors.items()}
-        rows = list(map(len, parts.get(self._done_key, ())))
-        for path, each in parts.items():
-            more = [len(part) - count for part, count in zip(each, rows, strict=False)]
-            if rows and (len(each) != len(rows) or not {0, 1}.issuperset(more)):
+        parts = {path: components(tensor) for path, tensor in tensors.items()}
+        _, rows = parts.get(self._done_key, (None, None))
+        for path, (_, counts) in parts.items():
+            if rows is not None and (counts.shape != rows.shape or ((counts - rows) & ~1).any()):
                 raise ValueError(
                     f"{shown(path)} and {shown(self._done_key)} have other numbers of rows in a trajectory"
                 )
-        return self._restored({path: torch.cat(each) for path, each in parts.items()}, info, out)
+        return self._restored({path: memory for path, (memory, _) in parts.items()}, info, out)
 
 
 class H5Split(TED2Flat):
