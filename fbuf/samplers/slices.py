@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
-from fbuf.fusion import computed_once, divmod_unsigned, one_kernel_loop, two_or_more
+from fbuf.fusion import computed_once, divmod_unsigned, entry, loop_variant, one_kernel_loop, two_or_more, zero_after
 from fbuf.samplers import windows
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
 from fbuf.samplers.uniform import Uniform
@@ -192,8 +192,14 @@ class Slices:
             state = dataclasses.replace(state, going=going, going_count=jnp.sum(long_enough, dtype=jnp.int32))
         return state
 
+    @functools.partial(jax.jit, static_argnums=0)  # eagerly, its loop would be compiled in every call
     def pushed(self, queued: Queued, write: Written) -> Queued:
         """The queue after a write."""
+        if self.known == "ends" and (write.count + 1) * write.after.latest.size <= _FEW:
+            return one_kernel_loop(self._ends_one_by_one, self._all_pushed)(queued, write)
+        return self._all_pushed(queued, write)
+
+    def _all_pushed(self, queued: Queued, write: Written) -> Queued:
         queue, head, count = queued
         entered, entries = self._closed(write) if self.known == "ends" else self._begun(write)
         room = jnp.uint32(queue.size - 1)
@@ -244,21 +250,28 @@ class Slices:
 
     def _closed(self, write: Written) -> tuple[Array, Array]:
         """Of the previous row and the new rows: whether each ends a trajectory that is long enough, and their slots."""
+        count = min(write.count + 1, write.after.number.shape[0]) * write.after.latest.size
+        return jax.vmap(functools.partial(self._closed_at, write))(jnp.arange(count, dtype=jnp.int32))
+
+    def _closed_at(self, write: Written, k: Array) -> tuple[Bool[Array, ""], Int[Array, ""]]:
+        """The same for the item `k` of these rows."""
         capacity, lanes = write.after.number.shape
-        kept = min(write.count, capacity)
-        after, lane = write.after, jnp.arange(lanes, dtype=jnp.int32)[None]
-        rows = _rows_from(write.ring.cursor, -min(kept + 1, capacity), min(kept + 1, capacity), capacity)
-        entry = (divmod_unsigned(after.number[rows], capacity)[1], lane)
-        time = trajectories.time_of(write.ring, rows, capacity)[:, None]
-        length = 1 + jnp.minimum(
-            (time - after.first[entry]).astype(jnp.int32),
-            trajectories.stored_before(write.ring, rows, capacity)[:, None],
-        )
-        closed = (after.kind[entry] != OPEN) & (after.last[entry] == time)
-        if kept < capacity:  # the previous row is in the queue already, if it ended its trajectory
-            closed = closed.at[0].set(closed[0] & write.before.is_open)
-        stored = _is_stored(write.ring, rows.shape[0], rows.shape[0])[:, None]
-        return stored & closed & (length >= self.shortest), rows[:, None] * lanes + lane
+        (step, lane), rows = divmod_unsigned(k, lanes), min(write.count + 1, capacity)
+        row = moved(write.ring.cursor, step - rows, capacity)
+        at = trajectories.place_of_one(write.after, write.ring, row, lane)
+        closed = (at.kind != OPEN) & (at.after == 0) & (at.before + 1 >= self.shortest)
+        if write.count < capacity:  # the previous row is in the queue already, if it ended its trajectory
+            closed &= (step > 0) | entry(write.before.is_open, lane)
+        return (rows - step <= write.ring.size) & closed, row * lanes + lane
+
+    def _ends_one_by_one(self, queued: Queued, write: Written) -> Queued:
+        def body(k: Array, queued: Queued) -> Queued:
+            ring, leaving = loop_variant((write.ring, write.leaving), k)
+            closed, slot = self._closed_at(dataclasses.replace(write, ring=ring), k)
+            return trajectories.queue_moved(queued, jnp.where(k == 0, leaving, 0), closed.astype(jnp.int32), slot)
+
+        count = min(write.count + 1, write.after.number.shape[0]) * write.after.latest.size
+        return jax.lax.fori_loop(zero_after(write.leaving), count, body, queued)
 
     # ------------------------------------------------------------------ draws
 
@@ -346,6 +359,21 @@ def write(
     else:
         after, leaving, queued = whole(index, before, ended, ids, queued, ring)
     return Written(index, after, ring, leaving, queued, count)
+
+
+def _closed(
+    shortest: int, rows: int, after_others: bool, tables: Any, shared: Any, k: Array
+) -> tuple[Bool[Array, ""], Int[Array, ""]]:
+    """Whether the item `k` of the last rows is the last one of an ended trajectory of `shortest` items; and its slot."""
+    (index, was_open), (ring, _leaving) = tables, shared
+    capacity, lanes = index.number.shape
+    step, lane = divmod_unsigned(k.astype(jnp.int32), lanes)
+    row = moved(ring.cursor, step - rows, capacity)
+    at = trajectories.place_of_one(index, ring, row, lane)
+    closed = (rows - step <= ring.size) & (at.kind != OPEN) & (at.after == 0) & (at.before + 1 >= shortest)
+    if after_others:  # the previous row is in the queue already, if it ended its trajectory
+        closed &= (step > 0) | entry(was_open, lane)
+    return closed, row * lanes + lane
 
 
 def _refuse_slots(name: str, sampler: Any, following: Any) -> None:

@@ -47,7 +47,7 @@ def of(
         steps, parts = time, 1
     tables, shared = (
         (None if queue is None else queue[0], drawn, valid, index),
-        (None if queue is None else queue[1], ring),
+        (None if queue is None else queue[1], ring, drawn[0]),  # the loop begins when the last of them is known
     )
     piece = functools.partial(_piece, burn_in, steps, parts)
     most = _PIECES if steps <= _STEPS else 0
@@ -64,7 +64,7 @@ def in_queue(queue: Array, head: Array, place: Array) -> Array:
 
 def _piece(burn_in: int, steps: int, parts: int, tables: Any, shared: Any, k: Array) -> tuple[Array, Array, Array]:
     """Slots and mask of some steps of one slice, and its start."""
-    (queue, drawn, valid, index), (head, ring) = tables, shared
+    (queue, drawn, valid, index), (head, ring, _drawn) = tables, shared
     capacity, lanes = index.number.shape
     which, part = divmod_unsigned(k, parts)
     slot, is_valid = entry(drawn, which), entry(valid, which)

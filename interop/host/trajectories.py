@@ -4,10 +4,12 @@ The counterpart of `fbuf.trajectories`: for a few numbers NumPy takes less time 
 """
 
 import functools
+import itertools
 
 import numpy as np
 
 _TABLES = 4  # least lengths for which a table is kept
+_FEW = 4  # starts in one write up to which Python is faster than NumPy
 
 
 class Trajectories:
@@ -55,8 +57,15 @@ class Trajectories:
         base, self.now = self.now, self.now + len(starts)
         self.oldest = max(self.oldest, self.now - self.capacity)
         self._found = {}
-        row, lane = starts.nonzero()
-        if row.size:
+        row, lane = starts.nonzero() if self.lanes > 1 else (starts[:, 0].nonzero()[0], 0)
+        if row.size and self.lanes == 1 and row.size <= _FEW:
+            begun = [self._open.item(0, 1), *(row + base).tolist()]
+            self._open[0, 1] = begun[-1]
+            for first, stop in itertools.pairwise(begun):
+                for least, table in self._tables.items():
+                    if stop - first >= least:
+                        table.append([(0, first, stop - 1)])
+        elif row.size:
             begun = np.where(starts, np.arange(base, self.now)[:, None], self._open[:, 1])
             np.maximum.accumulate(begun, 0, out=begun)
             closed = np.empty((row.size, 3), np.int64)
@@ -89,6 +98,8 @@ class Trajectories:
 
     def _long(self, found: np.ndarray, least: int) -> np.ndarray:
         """The trajectories of at least `least` stored rows."""
+        if len(found) == 1:
+            return found if found.item(0, 2) - max(found.item(0, 1), self.oldest) >= least - 1 else found[:0]
         return found[found[:, 2] - np.maximum(found[:, 1], self.oldest) >= least - 1]
 
     def lengths(self) -> np.ndarray:
@@ -175,6 +186,8 @@ class _Table:
 
     def drop_before(self, time: int) -> None:
         """Drop the rows whose last time is before."""
+        if self._head < self._tail and self._rows.item(self._head, 2) < time:
+            self._head += 1  # most often it is one
         if self._head < self._tail and self._rows.item(self._head, 2) < time:
             self._head += int(self.rows[:, 2].searchsorted(time))
 
