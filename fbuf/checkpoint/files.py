@@ -9,7 +9,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,12 +106,25 @@ def at_once(jobs: Sequence[Callable[[], _T]], threads: int = 4) -> list[_T]:
     """
     if len(jobs) < 2:
         return [job() for job in jobs]
-    with ThreadPoolExecutor(min(threads, len(jobs))) as pool:
-        futures = [pool.submit(job) for job in jobs]
+    found, errors, remaining = dict[int, _T](), list[BaseException](), iter(enumerate(jobs))
+
+    def work() -> None:
+        for place, job in remaining:
+            if errors:
+                return
+            try:
+                found[place] = job()
+            except BaseException as error:  # of any kind: it is raised below
+                errors.append(error)
+
+    with ThreadPoolExecutor(threads) as pool:  # a future for each of a thousand files would take 25 ms
         try:
-            return [each.result() for each in futures]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            wait([pool.submit(work) for _ in range(min(threads, len(jobs)))])
+        except BaseException as error:  # a signal
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return [found[place] for place in range(len(jobs))]
 
 
 class FolderLock:
