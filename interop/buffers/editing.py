@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collecti
 from torch import Tensor
 
 from interop.checkpoint.state import defined_outside
-from interop.data.index import as_int, as_list, resolved
+from interop.data.index import as_int, as_list, is_all, resolved
 from interop.data.keys import as_path
 from interop.data.layout import Layout
 from interop.data.pytrees import assigned, each_leaf, swapped
@@ -19,11 +19,6 @@ from interop.writers import Writer
 Path = tuple[str, ...]
 
 # ------------------------------------------------------------------ indices
-
-
-def is_all(index: Any) -> bool:
-    """Whether index is `:`."""
-    return isinstance(index, slice) and index == slice(None)
 
 
 def owned(data: Any) -> Any:

@@ -25,7 +25,7 @@ from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import randomness
 from interop.data.arguments import whole
-from interop.data.index import as_int
+from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
@@ -556,7 +556,7 @@ class ReplayBuffer(Sampled):
         with locked(self):
             if self.dim_extend > 0:
                 data = swapped(self._storage[:], self.dim_extend)
-                data = data if editing.is_all(index) else each_leaf(data, lambda leaf: leaf[index])
+                data = data if is_all(index) else each_leaf(data, lambda leaf: leaf[index])
             else:
                 data = self._storage[index]
             collate_fn = self._collate_fn if as_int(index) is None else collate.identity

@@ -72,12 +72,12 @@ def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
     if copy and not fresh:
         dense = dense.clone(memory_format=torch.contiguous_format)
     with exact():
-        if dense.device.type == "cpu":
-            return jax.dlpack.from_dlpack(dense) if dense.numel() else _empty(dense)
         device = jax_device(dense.device)
         if device is None:
             raise RuntimeError(f"JAX does not see the device {dense.device}: move the tensor to the CPU first")
-        return jax.dlpack.from_dlpack(dense) if dense.numel() else jax.device_put(_empty(dense), device)
+        if dense.numel() == 0:
+            return jnp.empty(tuple(dense.shape), DTYPES[dense.dtype], device=device)
+        return jax.dlpack.from_dlpack(dense)
 
 
 def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:
@@ -119,7 +119,7 @@ def numpy_view(tensor: Tensor) -> np.ndarray:
 
 def hand_over(array: jax.Array, dtype: torch.dtype | None = None) -> Tensor:
     """A writable tensor in the memory of a fresh array that nothing else holds, cast to `dtype`."""
-    if not _on_cpu(array):
+    if _HAS_ACCELERATOR and next(iter(array.devices())).platform != "cpu":
         tensor = torch.from_dlpack(array)
         return tensor if dtype is None else tensor.to(dtype)
     view = np.asarray(array)  # no copy; a fifth of the time of DLPack
@@ -128,10 +128,6 @@ def hand_over(array: jax.Array, dtype: torch.dtype | None = None) -> Tensor:
     if view.dtype == DTYPES[torch.bfloat16]:
         return torch.from_numpy(view.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(view)
-
-
-def _on_cpu(array: jax.Array) -> bool:
-    return not _HAS_ACCELERATOR or next(iter(array.devices())).platform == "cpu"
 
 
 def jax_device(device: torch.device) -> jax.Device | None:
@@ -164,10 +160,6 @@ def _jax_device(kind: str, index: int | None) -> jax.Device | None:
     return (
         found[0] if kind == "cpu" else next((each for each in found if each.local_hardware_id in (index, None)), None)
     )
-
-
-def _empty(tensor: Tensor) -> jax.Array:
-    return jnp.empty(tuple(tensor.shape), DTYPES[tensor.dtype])
 
 
 def _known() -> str:

@@ -160,8 +160,12 @@ def reach(places: Any, filled: int) -> tuple[int, bool]:
 
 def whole_rows(places: Any) -> bool:
     """Whether resolved places have all lanes of their rows."""
-    rest = places[1:] if isinstance(places, tuple) else ()
-    return all(isinstance(each, slice) and each == slice(None) for each in rest)
+    return all(map(is_all, places[1:] if isinstance(places, tuple) else ()))
+
+
+def is_all(index: Any) -> bool:
+    """Whether an index is `:`."""
+    return isinstance(index, slice) and index == slice(None)
 
 
 def slots_of_places(places: Any, lanes: tuple[int, ...]) -> np.ndarray:

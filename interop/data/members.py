@@ -7,7 +7,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.data.arguments import class_of
-from interop.data.index import as_int, as_list, as_tensor
+from interop.data.index import as_int, as_list, as_tensor, is_all
 
 Member = TypeVar("Member")
 Whole = TypeVar("Whole")
@@ -25,11 +25,6 @@ def of_kind(name: str, given: Sequence[Any], kind: type, but_not: type | None = 
     return tuple(given)
 
 
-def is_all(index: Any) -> bool:
-    """Whether index is `:` or `...`."""
-    return index is Ellipsis or (isinstance(index, slice) and index == slice(None))
-
-
 def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[list[int]], Whole]) -> Member | Whole:
     """The member at an int, the whole ensemble for `:`, and `over(places)`, an ensemble of some, for any other index.
 
@@ -39,7 +34,7 @@ def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[
         if len(index) != 1:
             raise IndexError(f"members have one dim, got an index of {len(index)}")
         index = index[0]
-    if is_all(index):
+    if index is Ellipsis or is_all(index):
         return whole
     places = named(index, len(members))
     return members[places] if isinstance(places, int) else over(places)

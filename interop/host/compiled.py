@@ -145,16 +145,9 @@ def init(rule: Prioritized, capacity: int, excluding: bool) -> State:
 _replacing = functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
 
 
-@_replacing
-def exclude(rule: Prioritized, state: State, slots: Array, allowed: Array) -> State:
-    """The state after items at slots were allowed to be drawn, or not."""
-    return rule.exclude(state, slots, allowed)
-
-
-@_replacing
-def written(rule: Prioritized, state: State, slots: Array) -> State:
-    """The state after new items came into slots."""
-    return rule.written(state, slots)
+exclude = _replacing(Prioritized.exclude)
+written = _replacing(Prioritized.written)
+reweight = _replacing(Prioritized.reweight)
 
 
 @_replacing
@@ -189,12 +182,6 @@ def masses(tree: priority_tree.PriorityTree) -> Array:
 
 
 @_replacing
-def reweight(rule: Prioritized, state: State, alpha: Array) -> State:
-    """The state under another alpha."""
-    return rule.reweight(state, alpha)
-
-
-@_replacing
 def refill(rule: Prioritized, state: State, priorities: Array, alpha: Array) -> State:
     """The state of a fresh sampler with items of these priorities, [capacity], -1 for none."""
     state = dataclasses.replace(state, priorities=state.priorities.at[: state.tree.capacity].set(priorities))
@@ -203,7 +190,8 @@ def refill(rule: Prioritized, state: State, priorities: Array, alpha: Array) -> 
     return rule.reweight(state, alpha)
 
 
-def _draw(
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 3, 7))
+def draw(
     rule: fbuf.Sampler,
     state: Any,
     key: Array,
@@ -221,13 +209,7 @@ def _draw(
     return drawn.slots, weighed, storage.read(items, drawn.slots, lanes) if items else []
 
 
-draw = jax.jit(_draw, compiler_options=_OPTIONS, static_argnums=(0, 3, 7))
-
-
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=2)
-def read(items: list[Array], slots: Array, lanes: tuple[int, ...]) -> list[Array]:
-    """Copies of the items at slots."""
-    return storage.read(items, slots, lanes)
+read = jax.jit(storage.read, compiler_options=_OPTIONS, static_argnums=2)  # copies of the items at slots
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, donate_argnums=0)

@@ -57,15 +57,16 @@ class Trajectories:
         base, self.now = self.now, self.now + len(starts)
         self.oldest = max(self.oldest, self.now - self.capacity)
         self._found = {}
-        row, lane = starts.nonzero() if self.lanes > 1 else (starts[:, 0].nonzero()[0], 0)
-        if row.size and self.lanes == 1 and row.size <= _FEW:
-            begun = [self._open.item(0, 1), *(row + base).tolist()]
-            self._open[0, 1] = begun[-1]
-            for first, stop in itertools.pairwise(begun):
+        row = starts[:, 0].nonzero()[0] if self.lanes == 1 else None
+        if row is not None and row.size <= _FEW:
+            times = [self._open.item(0, 1), *(row + base).tolist()]
+            self._open[0, 1] = times[-1]
+            for first, stop in itertools.pairwise(times):
                 for least, table in self._tables.items():
                     if stop - first >= least:
                         table.append([(0, first, stop - 1)])
-        elif row.size:
+        elif starts.any():
+            row, lane = starts.nonzero()
             begun = np.where(starts, np.arange(base, self.now)[:, None], self._open[:, 1])
             np.maximum.accumulate(begun, 0, out=begun)
             closed = np.empty((row.size, 3), np.int64)
@@ -171,7 +172,7 @@ class _Table:
         """A view of all rows."""
         return self._rows[self._head : self._tail]
 
-    def append(self, rows: np.ndarray) -> None:
+    def append(self, rows: np.ndarray | list[tuple[int, int, int]]) -> None:
         """Amortized O(rows)."""
         stop = self._tail + len(rows)
         if stop > len(self._rows):

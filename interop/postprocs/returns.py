@@ -35,9 +35,10 @@ def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int, time: int) -> tu
 def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
     """Returns up to the end of the trajectory, G[t] = r[t] + gamma * G[t + 1], along a dim.
 
-    Ends are bools with the leading dims of the rewards; the last step is an end too. Integer rewards become floats.
-    Gradients flow. O(steps * log(steps)).
+    Ends are not zero; they are as many as the rewards, or one for each step, and the last step is an end too. Integer
+    rewards become floats. Gradients flow. O(steps * log(steps)).
     """
+    ends = flags(ends if ends.shape == rewards.shape else ends.reshape(rewards.shape[: time + 1]))
     return _sums(_wide(rewards), ends, gamma, time).to(_floating(rewards))
 
 
@@ -89,14 +90,6 @@ def _wide(rewards: Tensor) -> Tensor:
     if rewards.is_complex():
         raise TypeError(f"rewards must be real numbers, got {rewards.dtype}")
     return rewards.to(torch.promote_types(_floating(rewards), torch.float32))
-
-
-def along(reward: Tensor, done: Tensor, gamma: float, time: int) -> Tensor:
-    """Returns to go along a dim. Flags are as many as the rewards, or one for each step."""
-    ends = flags(done)
-    return returns_to_go(
-        reward, ends if done.shape == reward.shape else ends.reshape(reward.shape[: time + 1]), gamma, time
-    )
 
 
 def entry(data: TensorDictBase, key: Any) -> Tensor:
@@ -165,6 +158,6 @@ class DensifyReward(TensorDictModuleBase):
             time = names.index("time") if "time" in names else -2
         if not -reward.ndim <= time < reward.ndim or time % reward.ndim == reward.ndim - 1:
             raise ValueError(f"dim {time} of a reward {list(reward.shape)} is not time: [..., time, 1] is needed")
-        found = along(reward, done, self.discount, time % reward.ndim)
+        found = returns_to_go(reward, done, self.discount, time % reward.ndim)
         tensordict.set(("next", *as_path(self.out_keys[0])), found)
         return tensordict

@@ -16,6 +16,7 @@ from tensordict import (
 from torch import Tensor
 
 from interop.data.keys import as_path
+from interop.data.tensordicts import values_of
 from interop.ted.flattening import Path, shown
 from interop.ted.row_values import dense, fresh_zeros, nested, sizes, whole
 
@@ -100,14 +101,8 @@ def _padded(value: Tensor, dims: int, mask: np.ndarray) -> Tensor:
 def _padded_objects(value: Any, mask: np.ndarray) -> Any:
     """Objects where the mask is true, and None."""
     flat = np.empty(mask.shape, object)
-    flat[mask] = np.fromiter(_each(value.tolist(), len(value.batch_size)), object, int(mask.sum()))
+    flat[mask] = np.fromiter(values_of(value), object, int(mask.sum()))
     return NonTensorStack.from_list(flat.tolist())
-
-
-def _each(values: Any, dims: int) -> Any:
-    """The values of nested lists."""
-    for value in values:
-        yield from _each(value, dims - 1) if dims > 1 else (value,)
 
 
 def _stops(data: TensorDictBase, ids: Any, id_path: Path, done_path: Path) -> np.ndarray:

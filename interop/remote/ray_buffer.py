@@ -17,10 +17,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
-from interop.buffers.editing import as_key, is_all
+from interop.buffers.editing import as_key
 from interop.data import randomness
 from interop.data.arguments import whole
-from interop.data.index import as_int
+from interop.data.index import as_int, is_all
 from interop.data.pytrees import length_of
 from interop.remote import cluster
 from interop.remote.checkpoints import restore, save

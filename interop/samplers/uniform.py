@@ -37,8 +37,8 @@ class RandomSampler(DrawingSampler):
     ) -> tuple[torch.Tensor, list[jax.Array]]:
         """Slots, and copies of the items there."""
         size = stored(storage)
-        place = place_of(storage)
-        if place.type == "cpu" or size >= 2**31 or not may_use_jax():
+        place = _CPU if size >= 2**31 or not may_use_jax() else place_of(storage)
+        if place.type == "cpu":
             # Of 53 random bits each, in half the time of `integers`. Below `size`: a float64 below 1 times size is.
             return torch.from_numpy((randomness.generator_of(key).random(batch_size) * size).astype(np.int64)), []
         lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()

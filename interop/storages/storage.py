@@ -344,17 +344,13 @@ class Storage(Aliases, Seeded):
 
     def attach(self, buffer: Follower) -> None:
         """Call `buffer.mark_update(index)` at each write through any buffer. Does not keep the buffer alive."""
-        self._listen_to(buffer)
+        if all(each is not buffer for each in self.attached()):
+            try:
+                reference: Callable[[], Any] = weakref.ref(buffer)
+            except TypeError:  # a kind of object that cannot be referred to weakly
+                reference = partial(_itself, buffer)
+            self._listeners = _Listeners([*(each for each in self._listeners if each() is not None), reference])
         self._watched = self.tracks_writes and any(each.sampler.follows_writes for each in self.buffers())
-
-    def _listen_to(self, buffer: Follower) -> None:
-        if any(each is buffer for each in self.attached()):
-            return
-        try:
-            reference: Callable[[], Any] = weakref.ref(buffer)
-        except TypeError:  # a kind of object that cannot be referred to weakly
-            reference = partial(_itself, buffer)
-        self._listeners = _Listeners([*(each for each in self._listeners if each() is not None), reference])
 
     def detach(self, buffer: Follower) -> None:
         """Undo `attach`."""
@@ -369,11 +365,12 @@ class Storage(Aliases, Seeded):
         return [each for each in self.attached() if hasattr(each, "sampler")]
 
     def contains(self, index: Any) -> Any:
-        """Whether an item is stored at an int index; a bool tensor for a tensor of them."""
+        """Whether a row is stored at an int index; a bool tensor for a tensor of them."""
+        rows = self.filled_rows
         if isinstance(index, int):
-            return -len(self) <= index < len(self)
+            return -rows <= index < rows
         if isinstance(index, torch.Tensor):
-            return (index >= -len(self)) & (index < len(self))
+            return (index >= -rows) & (index < rows)
         raise NotImplementedError(f"contains() takes an int or a tensor, got {type(index).__name__}")
 
     def flatten(self) -> "Storage":
@@ -398,8 +395,8 @@ class Storage(Aliases, Seeded):
         self.set(index, value, set_cursor=False)
 
     def __iter__(self) -> Iterator[Any]:
-        for index in range(len(self)):
-            yield self[index]
+        for row in range(self.filled_rows):
+            yield self[row]
 
     def __contains__(self, index: Any) -> bool:
         return bool(self.contains(index))

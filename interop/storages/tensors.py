@@ -1,7 +1,7 @@
 """Tensors, tensordicts and pytrees in preallocated memory."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -411,7 +411,7 @@ class TensorStorage(Storage):
             rows.write_run(0, list(new.values()))
         return rows
 
-    def set_run(self, start: int, index: Tensor, data: Any, advance: writes.Advance | None = None) -> None:
+    def set_run(self, start: int, index: Tensor, data: Any, advance: writes.Advance = lambda *_: None) -> None:
         """Write rows from `start` on, around the ring; `index` has their numbers.
 
         `advance(index, count, cursor)` is called after the rows are written; several times for a large batch.
@@ -547,18 +547,6 @@ class TensorStorage(Storage):
         if self.rows is None:
             raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
         return self.rows
-
-    def contains(self, index: Any) -> Any:
-        if self.ndim == 1:
-            return super().contains(index)
-        rows = self.filled_rows
-        if isinstance(index, Tensor):
-            return (index >= -rows) & (index < rows)
-        return -rows <= index < rows if isinstance(index, int) else super().contains(index)
-
-    def __iter__(self) -> Iterator[Any]:
-        for row in range(self.filled_rows):
-            yield self[row]
 
     # ------------------------------------------------------------------ checkpoints
 

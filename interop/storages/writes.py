@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 Advance = Callable[[Tensor, int, int], None]
 
 
-def write_run(
-    storage: "TensorStorage", start: int, index: Tensor, leaves: Sequence[Tensor], advance: Advance | None
-) -> None:
+def write_run(storage: "TensorStorage", start: int, index: Tensor, leaves: Sequence[Tensor], advance: Advance) -> None:
     """Write rows from `start` on, around the ring. Calls `advance(index, count, cursor)` after the rows are written.
 
     A write of more rows than fit into the journal is divided into several transactions.
@@ -34,13 +32,11 @@ def write_run(
             ring.wrote_run(start, count, capacity)  # first: an interrupted write may have changed rows
             rows.write_run(start, leaves)
             ring.size = max(ring.size, min(start + count, capacity))
-            if advance is not None:
-                advance(index, count, start + count)
+            advance(index, count, start + count)
             return
         if start >= storage.filled_rows and start + count <= capacity:
             _write_part(storage, start, count, start, count, (), leaves)
-            if advance is not None:
-                advance(index, count, start + count)
+            advance(index, count, start + count)
             return
         done = 0
         while True:
@@ -58,8 +54,7 @@ def write_run(
                 leaves = leaves if done or stop == count else _guarded(rows).apart(leaves)
                 part = [leaf[first:stop] for leaf in leaves]
             _write_part(storage, (start + done) % capacity, stop - done, row, stop - first, over, part)
-            if advance is not None:
-                advance(index[done:stop], stop - done, start + stop)
+            advance(index[done:stop], stop - done, start + stop)
             if stop == count:
                 return
             journal.cut()

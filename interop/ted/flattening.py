@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, whole
+from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, side_by_side, whole
 
 Path = tuple[str, ...]
 Specs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
@@ -242,12 +242,15 @@ class Flattened:
     def _refuse_lossy(self) -> None:
         """ValueError naming a key and its first row, by its place in the storage, that would come back otherwise."""
         found = []
+        paths = [path for path in self.followed if {path, ("next", *path)} <= self._leaves.keys()]
+        size = 2 * sum(self._leaves[path].nbytes for path in paths)
+        lost = dict(zip(paths, side_by_side([partial(self._first_lost, path) for path in paths], size), strict=True))
         for path in self._held:
             above, below = self._leaves.get(path), self._leaves.get(("next", *path))
             if above is None or below is None:
                 continue
             if path in self.followed:
-                row = self._first_lost(path)
+                row = lost[path]
                 what = f"is not the {shown(path)} of the row that follows, and no episode ends there"
                 found += [] if row is None else [(row, f"{shown(('next', *path))} {what}")]
             elif path not in self._names.done:

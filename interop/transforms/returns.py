@@ -195,7 +195,7 @@ class Reward2GoTransform(Transform):
                     f"{source!r} is {list(reward.shape)} and the flags of ends are {list(ends.shape)}: one for each, or for "
                     "each step, is needed"
                 )
-            tensordict.set(stored, returns.along(reward, ends, float(self.gamma), time))
+            tensordict.set(stored, returns.returns_to_go(reward, ends, float(self.gamma), time))
         return tensordict
 
 

@@ -1,6 +1,5 @@
 """Generations: how often each row of a storage was written."""
 
-import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from interop.host.maps import in_shared_memory
 from interop.shared.processes import starting_a_worker
 from interop.storages import Storage
+from interop.storages.lazy import untouched_zeros
 
 
 class Generations:
@@ -20,7 +20,7 @@ class Generations:
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._hold(_zeros(0))
+        self._hold(untouched_zeros((0,), torch.int64))
         if storage.lock.processes is not None:
             self.share(storage)
         if len(storage):  # rows that were there before
@@ -36,7 +36,7 @@ class Generations:
         wanted = storage.row_capacity(None) if storage.max_size < 2**31 else storage.filled_rows
         if wanted > self._writes.size:
             bounded = storage.max_size < 2**31
-            grown = _zeros(wanted if bounded else 1 << (wanted - 1).bit_length())
+            grown = untouched_zeros((wanted if bounded else 1 << (wanted - 1).bit_length(),), torch.int64)
             grown[: self._writes.size] = self._counts
             self._hold(grown)
 
@@ -73,7 +73,8 @@ class Generations:
     def loading(self, counts: np.ndarray | None, storage: Storage) -> Callable[[], None]:
         """Returns a function that sets these counts; None stands for one write of each row stored by then."""
         size = self._writes.size
-        grown = _zeros(max(counts.size, size)) if counts is not None and counts.size > size else None
+        more = max(0 if counts is None else counts.size, size)
+        grown = untouched_zeros((more,), torch.int64) if more > size else None
 
         def put() -> None:
             if grown is not None:
@@ -93,10 +94,3 @@ class Generations:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._hold(state["counts"])
-
-
-def _zeros(count: int) -> Tensor:
-    """Zeros that take memory when they are written."""
-    if count == 0:
-        return torch.zeros(0, dtype=torch.int64, device="cpu")
-    return torch.frombuffer(mmap.mmap(-1, 8 * count, mmap.MAP_PRIVATE), dtype=torch.int64, count=count)

@@ -163,13 +163,9 @@ class RoundRobinWriter(Writer):
 
     def _set_last(self, index: Tensor, data: Any, capacity: int) -> None:
         """Write the last rows of a batch larger than the capacity, in the order of slots, so that lists can grow."""
-        order = index[-capacity:].argsort()
-
-        def last(leaf: Any) -> Any:
-            return leaf[-capacity:][order]
-
-        kept = [data[-capacity:][place] for place in order] if isinstance(data, list) else each_leaf(data, last)
-        self._storage.set(index[-capacity:][order], kept)
+        order = index[-capacity:].argsort() + len(index) - capacity
+        kept = [data[k] for k in order] if isinstance(data, list) else each_leaf(data, lambda leaf: leaf[order])
+        self._storage.set(index[order], kept)
         self._ring.renewed((int(index[-1]) + 1) % capacity)
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
