@@ -117,9 +117,8 @@ class PackedValues:
         if self.folder is None:
             return list(self._segments)
         try:
-            handle = os.open(
-                ".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory()
-            )  # forks share the position of one
+            # A handle of its own: that of the folder has one position for all forked processes.
+            handle = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory())
         except FileNotFoundError:
             return []
         try:
@@ -327,7 +326,9 @@ def _refuse_other(value: Any, depth: int) -> None:
         for each in value.values():
             _refuse_other(each, depth + 1)
     elif kind not in _PLAIN:
+        deep = kind in (list, dict) and depth >= 64
         what = "a dict with keys that are no texts" if kind is dict else f"a value of type {kind.__name__}"
+        what = "lists and dicts nested 64 deep" if deep else what
         raise TypeError(
             f"a tensor storage keeps text, bytes, None, numbers, and lists and dicts of these, got {what}; use ListStorage"
         )

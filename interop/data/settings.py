@@ -1,7 +1,7 @@
 """How JAX is set up beside torch, unless the user has set it up or JAX has started.
 
 - `XLA_PYTHON_CLIENT_PREALLOCATE=false`: JAX would take three quarters of a GPU at its first use and leave torch the
-rest.
+  rest.
 - `jax_cpu_enable_async_dispatch=False`: on the CPU every small program would be handed to another thread, which takes
   longer than the draw of a batch itself. `JAX_CPU_ENABLE_ASYNC_DISPATCH=1` in the environment keeps it on.
 - One CPU thread for XLA, in a program that had not imported JAX before: XLA splits small programs over threads, and

@@ -4,15 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import (
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    is_leaf_nontensor,
-    is_non_tensor,
-    is_tensor_collection,
-)
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_leaf_nontensor, is_non_tensor
 from torch import Tensor
 
 from interop.data.keys import as_path
@@ -46,7 +38,7 @@ def split_trajectories(
     entry, ValueError for entries with several values a row and data without time.
     """
     data = rollout_tensordict
-    if not is_tensor_collection(data) or not isinstance(data, TensorDictBase):
+    if not isinstance(data, TensorDictBase):
         raise TypeError(f"split_trajectories takes a tensordict, got {type(data).__name__}")
     if not data.ndim:
         raise ValueError("split_trajectories needs batch dims of which the last is time, got batch size []")

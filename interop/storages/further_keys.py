@@ -36,7 +36,7 @@ def widen(storage: "TensorStorage", layout: Layout, leaves: Sequence[Tensor] | N
     if storage.of_frames or small or (others and rows.shared) or storage.lock.forked:
         raise RuntimeError(
             f"no keys can be added to this {type(storage).__name__}: its rows are shared with other processes, hold frames, "
-            "or were much smaller. Put all keys into the first batch; nothing was written"
+            "or would not fit into its journal of writes. Put all keys into the first batch; nothing was written"
         )
     added = [place for place, spec in enumerate(layout.leaves) if spec not in held.leaves]
     new = {layout.leaves[at]: leaves[at] if leaves else _filling(storage, layout.leaves[at]) for at in added}

@@ -7,14 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import (
-    NonTensorData,
-    TensorDict,
-    TensorDictBase,
-    is_leaf_nontensor,
-    is_non_tensor,
-    is_tensor_collection,
-)
+from tensordict import NonTensorData, TensorDict, TensorDictBase, is_leaf_nontensor, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
 from interop.data.keys import as_path
