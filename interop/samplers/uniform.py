@@ -16,6 +16,7 @@ from interop.shared.processes import may_use_jax
 from interop.storages import Storage, TensorStorage
 
 _CPU = torch.device("cpu")
+_FEW = 2048  # draws for which scaled floats take less time than bounded integers
 
 
 class RandomSampler(DrawingSampler):
@@ -39,8 +40,11 @@ class RandomSampler(DrawingSampler):
         size = stored(storage)
         place = _CPU if size >= 2**31 or not may_use_jax() else place_of(storage)
         if place.type == "cpu":
-            # Of 53 random bits each, in half the time of `integers`. Below `size`: a float64 below 1 times size is.
-            return torch.from_numpy((randomness.generator_of(key).random(batch_size) * size).astype(np.int64)), []
+            draw = randomness.generator_of(key)
+            if batch_size > _FEW:
+                return torch.from_numpy(draw.integers(size, size=batch_size)), []
+            # Of 53 random bits each. Below `size`: a float64 below 1 times size is.
+            return torch.from_numpy((draw.random(batch_size) * size).astype(np.int64)), []
         lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
         with bridge.exact(place) if items else bridge.on(place):
             slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, items, lanes)
