@@ -219,6 +219,9 @@ def inside(options: argparse.Namespace) -> None:
     file, calls = folder / "obs.memmap", contenders(folder, ours, sizes.rows)
     values: dict[str, float] = {"rows in files, MiB": sizes.rows * ROW / MIB}
     timings = [warm(ours, calls, options.quick)]
+    for _ in range(8):  # a buffer whose rows were in memory looks at one read in eight
+        drop(file)
+        ours.sample()
     timings.append(in_turns(f"sample {BATCH}, dropped", calls, sizes.rounds, lambda: drop(file)))
     timings.append(sequential(ours, folder, sizes.rows, sizes.rounds))
     drop(file)
