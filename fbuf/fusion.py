@@ -92,7 +92,8 @@ def map_entries(
 
     On the CPU, for 2 to `most` entries, it is a loop of one kernel. Otherwise it is `jax.vmap`, with `settled` followed by
     `computed_once`, which the loop implies. The function closes over no array. `shared` holds a few numbers for every
-    iteration; the function reads `tables`, of any size, by slices.
+    iteration; the function reads `tables`, of any size, by slices. The loop waits for the first of the arrays, or without
+    arrays for the last leaf of `shared`: see `zero_after`.
     """
     looped, vectorized = _forms(function, count, settled)
     if not 1 < count <= most:  # a loop of one iteration is none

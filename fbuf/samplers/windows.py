@@ -47,7 +47,7 @@ def of(
         steps, parts = time, 1
     tables, shared = (
         (None if queue is None else queue[0], drawn, valid, index),
-        (None if queue is None else queue[1], ring, drawn[0]),  # the loop begins when the last of them is known
+        (None if queue is None else queue[1], ring, drawn[0]),  # the last one only for the loop to wait for it
     )
     piece = functools.partial(_piece, burn_in, steps, parts)
     most = _PIECES if steps <= _STEPS else 0

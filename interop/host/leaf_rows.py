@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from interop.data import bridge
-from interop.host.paging import selectable
 
 # Bytes from which torch's threads are worth more than NumPy's lower overhead, also where other work keeps a core busy:
 # GNU's OpenMP then waits some milliseconds for it, each time.
@@ -51,3 +50,8 @@ class LeafRows:
             found = self._tensor.index_select(0, slots)
             return found.view(torch.uint16) if self._words else found
         return self._tensor[torch.unravel_index(slots, self._shape)]
+
+
+def selectable(tensor: Tensor) -> Tensor:
+    """The tensor with a dtype that `index_select` supports; the bits are the same."""
+    return tensor.view(torch.int16) if tensor.dtype == torch.uint16 else tensor

@@ -14,12 +14,13 @@ import mmap
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from tensordict import MemoryMappedTensor
 from torch import Tensor
+
+from interop.host.leaf_rows import LeafRows, selectable
 
 _PIECE = 16 << 20  # bytes of rows that are requested at once; two pieces are in flight
 _PATIENCE = 8  # reads without disk access after which rows count as in memory
@@ -28,17 +29,10 @@ _REMAP_MAY_MOVE, _RANDOM, _WILL_NEED = 1, 1, 3
 _NO_MAP = ctypes.c_void_p(-1).value
 
 
-class Leaf(Protocol):
-    """One leaf by flat slot."""
-
-    def read(self, slots: Tensor, at: np.ndarray | None) -> Tensor:
-        """A copy of the items."""
-
-
 class Paging:
     """Reads of leaves, some of which are in files."""
 
-    def __init__(self, leaves: Sequence[Leaf], files: Mapping[int, Tensor]) -> None:
+    def __init__(self, leaves: Sequence[LeafRows], files: Mapping[int, Tensor]) -> None:
         """`files` are the leaves in files by place, [slots, ...], contiguous."""
         self._leaves = leaves
         self._files = files
@@ -50,7 +44,7 @@ class Paging:
 
     @classmethod
     def of(
-        cls, leaves: Sequence[Leaf], tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False
+        cls, leaves: Sequence[LeafRows], tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False
     ) -> "Paging | None":
         """For leaves in tensors [rows, *lanes, ...]; None without files, or on other systems than Linux.
 
@@ -107,11 +101,6 @@ class Paging:
                 _ask_for(sources, at[stop : stop + step])
             for source, target in zip(sources, into.values(), strict=True):
                 torch.index_select(source, 0, slots[start:stop], out=selectable(target[start:stop]))
-
-
-def selectable(tensor: Tensor) -> Tensor:
-    """The tensor with a dtype that `index_select` supports; the bits are the same."""
-    return tensor.view(torch.int16) if tensor.dtype == torch.uint16 else tensor
 
 
 def _of_a_file(tensor: Tensor, mapped: bool) -> bool:
