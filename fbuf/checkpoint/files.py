@@ -102,11 +102,12 @@ def read_into(handle: int, memory: np.ndarray) -> None:
 def at_once(jobs: Sequence[Callable[[], _T]], threads: int = 4) -> list[_T]:
     """Run jobs in threads and return their results in order. Jobs must not change the same memory.
 
-    The first error is raised when no job runs any more; jobs that have not begun by then are left out.
+    After an error no job begins. When none runs any more, the error of the first job that had one is raised; an exception
+    from a signal handler goes first.
     """
     if len(jobs) < 2:
         return [job() for job in jobs]
-    found, errors, remaining = dict[int, _T](), list[BaseException](), iter(enumerate(jobs))
+    found, errors, remaining = dict[int, _T](), dict[int, BaseException](), iter(enumerate(jobs))
 
     def work() -> None:
         for place, job in remaining:
@@ -115,15 +116,18 @@ def at_once(jobs: Sequence[Callable[[], _T]], threads: int = 4) -> list[_T]:
             try:
                 found[place] = job()
             except BaseException as error:  # of any kind: it is raised below
-                errors.append(error)
+                errors[place] = error
 
     with ThreadPoolExecutor(threads) as pool:  # a future for each of a thousand files would take 25 ms
         try:
             wait([pool.submit(work) for _ in range(min(threads, len(jobs)))])
-        except BaseException as error:  # a signal
-            errors.append(error)
-    if errors:
-        raise errors[0]
+        except BaseException as error:  # of a signal
+            errors[-1] = error
+    try:
+        if errors:
+            raise errors[min(errors)]
+    finally:
+        errors.clear()  # an error refers to this frame: with the cycle, what the callers hold would stay held
     return [found[place] for place in range(len(jobs))]
 
 

@@ -361,21 +361,6 @@ def write(
     return Written(index, after, ring, leaving, queued, count)
 
 
-def _closed(
-    shortest: int, rows: int, after_others: bool, tables: Any, shared: Any, k: Array
-) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-    """Whether the item `k` of the last rows is the last one of an ended trajectory of `shortest` items; and its slot."""
-    (index, was_open), (ring, _leaving) = tables, shared
-    capacity, lanes = index.number.shape
-    step, lane = divmod_unsigned(k.astype(jnp.int32), lanes)
-    row = moved(ring.cursor, step - rows, capacity)
-    at = trajectories.place_of_one(index, ring, row, lane)
-    closed = (rows - step <= ring.size) & (at.kind != OPEN) & (at.after == 0) & (at.before + 1 >= shortest)
-    if after_others:  # the previous row is in the queue already, if it ended its trajectory
-        closed &= (step > 0) | entry(was_open, lane)
-    return closed, row * lanes + lane
-
-
 def _refuse_slots(name: str, sampler: Any, following: Any) -> None:
     """TypeError for a sampler that cannot draw among entries that each write renumbers; those of `following` can."""
     checks.rule(name, sampler, Sampler)

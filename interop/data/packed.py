@@ -328,7 +328,7 @@ def _refuse_other(value: Any, depth: int) -> None:
     elif kind not in _PLAIN:
         deep = kind in (list, dict) and depth >= 64
         what = "a dict with keys that are no texts" if kind is dict else f"a value of type {kind.__name__}"
-        what = "lists and dicts nested 64 deep" if deep else what
+        what = "lists and dicts nested more than 64 deep" if deep else what
         raise TypeError(
             f"a tensor storage keeps text, bytes, None, numbers, and lists and dicts of these, got {what}; use ListStorage"
         )

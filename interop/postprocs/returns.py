@@ -35,8 +35,8 @@ def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int, time: int) -> tu
 def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
     """Returns up to the end of the trajectory, G[t] = r[t] + gamma * G[t + 1], along a dim.
 
-    Ends are not zero; they are as many as the rewards, or one for each step, and the last step is an end too. Integer
-    rewards become floats. Gradients flow. O(steps * log(steps)).
+    `ends` marks ends by values that are not zero; it has the shape of the rewards, or one value a step. The last step is
+    an end too. Integer rewards become floats. Gradients flow. O(steps * log(steps)).
     """
     ends = flags(ends if ends.shape == rewards.shape else ends.reshape(rewards.shape[: time + 1]))
     return _sums(_wide(rewards), ends, gamma, time).to(_floating(rewards))

@@ -8,7 +8,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.data.tensordicts import values_of
+from interop.data.tensordicts import non_tensors, values_of
 from interop.ted.flattening import Path, shown
 from interop.ted.row_values import dense, fresh_zeros, nested, sizes, whole
 
@@ -94,7 +94,7 @@ def _padded_objects(value: Any, mask: np.ndarray) -> Any:
     """Objects where the mask is true, and None."""
     flat = np.empty(mask.shape, object)
     flat[mask] = np.fromiter(values_of(value), object, int(mask.sum()))
-    return NonTensorStack.from_list(flat.tolist())
+    return NonTensorStack(*(NonTensorStack(*non_tensors(row)) for row in flat.tolist()))
 
 
 def _stops(data: TensorDictBase, ids: Any, id_path: Path, done_path: Path) -> np.ndarray:

@@ -242,9 +242,9 @@ class Flattened:
     def _refuse_lossy(self) -> None:
         """ValueError naming a key and its first row, by its place in the storage, that would come back otherwise."""
         found = []
-        paths = [path for path in self.followed if {path, ("next", *path)} <= self._leaves.keys()]
-        size = 2 * sum(self._leaves[path].nbytes for path in paths)
-        lost = dict(zip(paths, side_by_side([partial(self._first_lost, path) for path in paths], size), strict=True))
+        size = 2 * sum(self._leaves[path].nbytes for path in self.followed)
+        rows = side_by_side([partial(self._first_lost, path) for path in self.followed], size)
+        lost = dict(zip(self.followed, rows, strict=True))
         for path in self._held:
             above, below = self._leaves.get(path), self._leaves.get(("next", *path))
             if above is None or below is None:

@@ -163,7 +163,7 @@ class Nested2TED(Flat2TED):
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
         tensors, info = _parted(data)
         for path, tensor in tensors.items():
-            if not tensor.is_nested:
+            if not tensor.is_nested or tensor.dim() < 2:
                 raise ValueError(f"{shown(path)}: expected a nested tensor with a component for each trajectory")
         parts = {path: components(tensor) for path, tensor in tensors.items()}
         _, rows = parts.get(self._done_key, (None, None))
@@ -265,7 +265,8 @@ def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
         if isinstance(value, Tensor):
-            tensors[as_path(key)] = value.detach().as_subclass(Tensor)
+            held = value.detach()
+            tensors[as_path(key)] = held if held.layout == torch.jagged else held.as_subclass(Tensor)
         else:
             others[as_path(key)] = value.data if is_non_tensor(value) else value
     return tensors, others

@@ -92,6 +92,8 @@ def components(tensor: Tensor) -> tuple[Tensor, Tensor]:
             rows, *item = int(shapes[:, 0].sum()), *shapes[0, 1:].tolist()
             return tensor.values()[: rows * math.prod(item)].view(rows, *item), shapes[:, 0]
     parts = tensor.unbind(0)
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ValueError("trajectories have rows of different shapes")
     return torch.cat(parts), torch.tensor(list(map(len, parts)), dtype=torch.int64, device="cpu")
 
 

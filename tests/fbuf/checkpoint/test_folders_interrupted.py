@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 from fbuf.checkpoint import CheckpointMismatch
+from fbuf.checkpoint.files import at_once
 from tests.fbuf.checkpoint.trees import loaded, same, save
 
 BIG = np.arange(500_000)
@@ -68,3 +72,25 @@ def test_a_newer_schema_is_a_mismatch(tmp_path: Path) -> None:
     manifest.write_bytes(content)
     with pytest.raises(CheckpointMismatch, match="schema 2 is not known"):
         loaded(tmp_path / "c")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_of_jobs_in_threads_the_first_error_or_a_signal_is_raised(interrupted: bool) -> None:
+    def job(number: int) -> int:
+        time.sleep(0.05 if number < 2 else 0.001)
+        if number in (1, 2):
+            raise OSError(number)
+        return number
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    assert at_once([partial(job, number) for number in (0, *range(3, 99))]) == [0, *range(3, 99)]
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.02 if interrupted else 0)
+    try:
+        with pytest.raises(KeyboardInterrupt if interrupted else OSError, match=None if interrupted else "^1$"):
+            at_once([partial(job, number) for number in range(99)])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

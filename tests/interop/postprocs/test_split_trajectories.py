@@ -82,9 +82,11 @@ def test_nested() -> None:
 
 def test_entries_that_are_no_tensors() -> None:
     texts = NonTensorStack(*[NonTensorData(str(row)) for row in range(10)])
-    data = rollout(ENDS_AT_3_AND_7, text=NonTensorData("hello", batch_size=[10]), each=texts)
+    lists = NonTensorStack(*[NonTensorData([row]) for row in range(10)])
+    data = rollout(ENDS_AT_3_AND_7, text=NonTensorData("hello", batch_size=[10]), each=texts, lists=lists)
     split = split_trajectories(data)
-    assert split["text"] == "hello"
+    assert split["text"] == "hello" and split.get("lists").batch_size == split.batch_size
+    assert split.get("lists")[2].tolist() == [[8], [9], None, None]
     assert split.get("each").tolist() == [list("0123"), list("4567"), ["8", "9", None, None]]
     with pytest.raises(TypeError, match="'each': NonTensorStack cannot be nested"):
         split_trajectories(data, as_nested=True)

@@ -17,7 +17,10 @@ def back_by_all_ways(written: Written) -> list[Any]:
     nested = written.told(TED2Nested())(written.data)
     parts = written.told(H5Split())(nested)
     flat = written.told(TED2Flat())(written.data)
-    return [Flat2TED()(flat), Nested2TED()(nested), Nested2TED()(H5Combine()(parts))]
+    jagged = nested.copy()
+    for key in paths(nested):
+        jagged.set(key, torch.nested.nested_tensor(list(nested.get(key).unbind(0)), layout=torch.jagged))
+    return [Flat2TED()(flat), *(Nested2TED()(each) for each in (nested, jagged, H5Combine()(parts)))]
 
 
 @given(rings())
