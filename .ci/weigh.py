@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # Parts of the product that are not the buffers themselves; the weight of the core is counted without them.
 BESIDE = ("specs", "maps", "llm", "datasets", "remote")
-LIMITS = {"core lines": 33_340, "test lines": 38_690, "SLF001": 0, "ANN401": 1_530}
+LIMITS = {"core lines": 33_340, "test lines": 38_700, "SLF001": 0, "ANN401": 1_530}
 GOALS = {"core lines": 19_000, "test lines": 32_000, "SLF001": 0, "ANN401": 0}
 
 

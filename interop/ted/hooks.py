@@ -251,10 +251,18 @@ def _gathered(
     memories = {key: fresh(*spec) for key, spec in flat.specs.items()}
     works = [partial(flat.fill, key, memory) for key, memory in memories.items()]
     side_by_side(works, sum(memory.nbytes for memory in memories.values()))
+    if path is not None:
+        made.memmap_(path)
     for key, memory in memories.items():
-        rows = lengths + ended if key in flat.followed else lengths
-        made.set(key, nested(memory, sizes(rows, tuple(memory.shape[1:]))) if by_trajectory else memory)
-    return made if path is None else made.memmap(path)
+        shapes = sizes(lengths + ended if key in flat.followed else lengths, tuple(memory.shape[1:]))
+        if path is None:
+            made.set(key, nested(memory, shapes) if by_trajectory else memory)
+            continue
+        made.make_memmap(key, shapes if by_trajectory else memory.shape, dtype=memory.dtype)
+        if memory.numel():  # by the file: stores into the map take twice as long, and on a full disk end the process
+            with open(made.get(key).filename, "r+b") as file:
+                memory.reshape(-1).view(torch.uint8).numpy().tofile(file)
+    return made
 
 
 def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:

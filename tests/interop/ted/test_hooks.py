@@ -9,6 +9,7 @@ from hypothesis import given
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 
 from interop import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
+from tests.faults.failing import small_disk
 from tests.interop.ted.model import Written, bits, copied, differences, laid_out, paths, rings, same, write
 
 
@@ -72,6 +73,17 @@ def test_files_hold_the_same(tmp_path: Path, count: int) -> None:
             assert not differences(Flat2TED()(one), written.data)
             assert not differences(Nested2TED()(other), written.data)
     assert {each.name for each in tmp_path.iterdir()} == {"below", "nested"}
+
+
+@pytest.mark.parametrize("hook", [TED2Flat, TED2Nested])
+def test_a_full_disk_is_an_error(tmp_path: Path, hook: Any) -> None:
+    written = write(5, (2,), 3, {(1, 0), (4, 1)}, seed=7)
+    written.data["large"] = torch.zeros(5, 2, 100_000)
+    with small_disk(tmp_path, "1m") as mounted:
+        if not mounted:
+            pytest.skip("nothing can be mounted here")
+        with pytest.raises(OSError):
+            written.told(hook())(written.data, tmp_path / "files")
 
 
 # ---------------------------------------------------------------------- unusual data
