@@ -201,14 +201,18 @@ class TorchrlDump:
 
     # ------------------------------------------------------------------ rows
 
-    def _entries(self, names: tuple[str, ...], path: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], _TensorFile]]:
-        """The files of a saved tensordict or tensorclass, by path."""
+    def _entries(
+        self, names: tuple[str, ...], path: tuple[str, ...], named: str = ""
+    ) -> Iterator[tuple[tuple[Any, ...], _TensorFile]]:
+        """The files of a saved tensordict or tensorclass, by path. `named`: its class in the description above it."""
         where = str(self._top.joinpath(*names, "meta.json"))
         described = self._json(*names, "meta.json")
         meta = Fields(described, where)
         kind = _CLASS.fullmatch(meta.text("_type"))
         if kind is None or len(names) > _MOST_DEEP:
             raise CheckpointCorrupt(f"{where}: '_type' is no class, or it is nested more than {_MOST_DEEP} deep")
+        if named not in ("", kind[1].rpartition(".")[2]):
+            raise CheckpointCorrupt(f"{where}: is a {kind[1][:100]}, the description above it says {named[:100]}")
         for name in ("other.pickle", "pickle.pkl"):
             if self._file(*names, name) is not None:
                 raise CheckpointMismatch(
@@ -238,7 +242,7 @@ class TorchrlDump:
             name = name.replace(".", "%2E") if key in (".", "..") else name
             entry, below = meta.fields(key), (*path, key)
             if "type" in entry:
-                yield from self._entries((*names, name), below)
+                yield from self._entries((*names, name), below, entry.text("type"))
             elif "is_nested" in entry and entry.flag("is_nested"):
                 raise CheckpointMismatch(f"{where}: {key!r} is a nested tensor, which a storage of tensors cannot hold")
             else:

@@ -17,7 +17,6 @@ SOME = ("pytree", "priorities")
 MORE = ("uniform", "two_dims", "tensorclass_below")
 OTHER_JSON = ("{}", "[" * 100_000, '{"a": NaN}', '{"shape": [8], "shape": [8]}', '{"_type": "<class \'os.system\'>"}')
 UNUSED = ("prefetch.pkl", "rng_state")
-OTHER_CLASS = ("storage/step/meta.json", f"now {OTHER_JSON[-1][:30]}")  # tensorclasses are those of the target
 
 
 def damages(file: Path) -> Any:
@@ -45,7 +44,7 @@ def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
         for damage, do in list(damages(file)):
             do()
             error = victim.attacked(f"{relative} {damage}")
-            if error is None and not relative.startswith(UNUSED) and (relative, damage) != OTHER_CLASS:
+            if error is None and not relative.startswith(UNUSED):
                 silent.append((relative, damage))
             elif error is not None:
                 assert isinstance(error, CheckpointMismatch) or str(victim.folder) in str(error), (
