@@ -54,6 +54,11 @@ class Written:
     queued: Queued | None  # the queue of the sampler after the write, if it is known already
     count: int = dataclasses.field(metadata={"static": True})  # rows; the last `capacity` are kept
 
+    @property
+    def ending(self) -> int:
+        """The number of rows that may have become the end of a trajectory: the previous one and the new ones."""
+        return min(self.count + 1, self.after.number.shape[0])
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -250,19 +255,19 @@ class Slices:
 
     def _closed(self, write: Written) -> tuple[Array, Array]:
         """Of the previous row and the new rows: whether each ends a trajectory that is long enough, and their slots."""
-        count = min(write.count + 1, write.after.number.shape[0]) * write.after.latest.size
-        return jax.vmap(functools.partial(self._closed_at, write))(jnp.arange(count, dtype=jnp.int32))
+        items = write.ending * write.after.latest.size
+        return jax.vmap(functools.partial(self._closed_at, write))(jnp.arange(items, dtype=jnp.int32))
 
     def _closed_at(self, write: Written, k: Array) -> tuple[Bool[Array, ""], Int[Array, ""]]:
         """The same for the item `k` of these rows."""
         capacity, lanes = write.after.number.shape
-        (step, lane), rows = divmod_unsigned(k, lanes), min(write.count + 1, capacity)
-        row = moved(write.ring.cursor, step - rows, capacity)
+        step, lane = divmod_unsigned(k, lanes)
+        row = moved(write.ring.cursor, step - write.ending, capacity)
         at = trajectories.place_of_one(write.after, write.ring, row, lane)
         closed = (at.kind != OPEN) & (at.after == 0) & (at.before + 1 >= self.shortest)
         if write.count < capacity:  # the previous row is in the queue already, if it ended its trajectory
             closed &= (step > 0) | entry(write.before.is_open, lane)
-        return (rows - step <= write.ring.size) & closed, row * lanes + lane
+        return (write.ending - step <= write.ring.size) & closed, row * lanes + lane
 
     def _ends_one_by_one(self, queued: Queued, write: Written) -> Queued:
         def body(k: Array, queued: Queued) -> Queued:
@@ -270,8 +275,7 @@ class Slices:
             closed, slot = self._closed_at(dataclasses.replace(write, ring=ring), k)
             return trajectories.queue_moved(queued, jnp.where(k == 0, leaving, 0), closed.astype(jnp.int32), slot)
 
-        count = min(write.count + 1, write.after.number.shape[0]) * write.after.latest.size
-        return jax.lax.fori_loop(zero_after(write.leaving), count, body, queued)
+        return jax.lax.fori_loop(zero_after(write.leaving), write.ending * write.after.latest.size, body, queued)
 
     # ------------------------------------------------------------------ draws
 

@@ -326,9 +326,9 @@ def _refuse_other(value: Any, depth: int) -> None:
         for each in value.values():
             _refuse_other(each, depth + 1)
     elif kind not in _PLAIN:
-        deep = kind in (list, dict) and depth >= 64
-        what = "a dict with keys that are no texts" if kind is dict else f"a value of type {kind.__name__}"
-        what = "lists and dicts nested more than 64 deep" if deep else what
+        what = f"a value of type {kind.__name__}"
+        if kind in (list, dict):
+            what = "lists and dicts nested more than 64 deep" if depth >= 64 else "a dict with keys that are no texts"
         raise TypeError(
             f"a tensor storage keeps text, bytes, None, numbers, and lists and dicts of these, got {what}; use ListStorage"
         )

@@ -187,10 +187,9 @@ class _Table:
 
     def drop_before(self, time: int) -> None:
         """Drop the rows whose last time is before."""
-        if self._head < self._tail and self._rows.item(self._head, 2) < time:
-            self._head += 1  # most often it is one
-        if self._head < self._tail and self._rows.item(self._head, 2) < time:
-            self._head += int(self.rows[:, 2].searchsorted(time))
+        last = self._rows[self._head : self._tail, 2]
+        if last.size and last.item(0) < time:  # most often it is one
+            self._head += 1 if last.size == 1 or last.item(1) >= time else int(last.searchsorted(time))
 
     def with_open(self, rows: np.ndarray) -> np.ndarray:
         """A view of all rows and of others behind them, which are not kept."""

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from interop.data.packed import PackedValues
 
@@ -24,12 +23,6 @@ def reclaim(storage: "TensorStorage", values: PackedValues) -> None:
     leaves = rows.at(filled, places.to(rows.device))
     for path in spans:
         held = leaves[layout.places[path]]
-        moved = torch.from_numpy(values.again(spans_of(held).reshape(-1, 2)))
+        moved = torch.from_numpy(values.again(held.detach().cpu().numpy().reshape(-1, 2)))
         leaves[layout.places[path]] = moved.reshape(held.shape).to(held.device)
     storage.write_at(places, leaves, None, storage.row_count, False)
-
-
-def spans_of(held: Tensor) -> np.ndarray:
-    """The spans in a leaf."""
-    found: np.ndarray = held.detach().cpu().numpy()
-    return found

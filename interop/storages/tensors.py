@@ -30,7 +30,7 @@ from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker
 from interop.specs.spec import TensorSpec
 from interop.storages import further_keys, planning, reading, writes
-from interop.storages.ragged_rows import reclaim, spans_of
+from interop.storages.ragged_rows import reclaim
 from interop.storages.storage import Storage
 
 
@@ -115,7 +115,7 @@ class TensorStorage(Storage):
         """The spans of text and ragged entries of all stored rows, [rows, *lanes, ..., 2], by path."""
         assert self.layout is not None
         leaves = self.own_rows().at(self.filled_rows, slice(None))
-        return {path: spans_of(held) for path, held in self.layout.spans(leaves).items()}
+        return {path: held.detach().cpu().numpy() for path, held in self.layout.spans(leaves).items()}
 
     def columns(self) -> dict[KeyPath, Tensor]:
         """Views of all stored rows of each leaf, [rows, *lanes, ...], by path."""

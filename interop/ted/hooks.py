@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interop.data.keys import as_path
 from interop.ted.flattening import REWARD_KEYS, Flattened, Names, Path, Rebuilt, Ring, missing_done, shown
-from interop.ted.row_values import components, fresh, nested, side_by_side, sizes
+from interop.ted.row_values import components, fresh, nested, side_by_side, sizes, words
 from interop.trajectories import DEFAULT_DONE_KEYS
 
 _SHAPE, _PATHS = ("_storage_shape",), ("_paths",)
@@ -261,7 +261,7 @@ def _gathered(
         made.make_memmap(key, shapes if by_trajectory else memory.shape, dtype=memory.dtype)
         if memory.numel():  # by the file: stores into the map take twice as long, and on a full disk end the process
             with open(made.get(key).filename, "r+b") as file:
-                memory.reshape(-1).view(torch.uint8).numpy().tofile(file)
+                words(memory, 1).tofile(file)
     return made
 
 

@@ -73,7 +73,7 @@ class Generations:
     def loading(self, counts: np.ndarray | None, storage: Storage) -> Callable[[], None]:
         """Returns a function that sets these counts; None stands for one write of each row stored by then."""
         size = self._writes.size
-        more = max(0 if counts is None else counts.size, size)
+        more = 0 if counts is None else counts.size
         grown = untouched_zeros((more,), torch.int64) if more > size else None
 
         def put() -> None:
