@@ -136,7 +136,8 @@ def climb(
     def top(k: Array, kinds: list[Array]) -> list[Array]:
         return renewed(kinds, kinds, entry(starts, k), entry(nodes, k))
 
-    return jax.lax.fori_loop(0, node.size, top, kinds)
+    # XLA would unroll a loop of one node, and copy the nodes because others read what the node is computed from.
+    return jax.lax.fori_loop(zero_after(slots), node.size, top, kinds)
 
 
 def _is_run(slots: Array) -> Array:

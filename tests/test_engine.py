@@ -66,9 +66,9 @@ def test_cursor_size_and_count_are_those_of_rows_taken_one_by_one(kind: Any, cap
 # ---------------------------------------------------------------------- priorities
 
 
-class FunctionalPriorities:
+class FunctionalPriorities:  # on the CPU: a GPU rounds powers otherwise
     def __init__(self, rule: fbuf.Prioritized, capacity: int) -> None:
-        self.rule, self.state, self.size = rule, rule.init(capacity), 0
+        self.rule, self.size, self.state = rule, 0, jax.device_put(rule.init(capacity), jax.devices("cpu")[0])
 
     def written(self, slots: np.ndarray) -> None:
         self.state = jit(fbuf.Prioritized.written)(self.rule, self.state, slots)

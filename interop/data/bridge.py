@@ -63,13 +63,13 @@ def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
     """The tensor as a JAX array of the same shape and dtype on the same device.
 
     The graph of a tensor that requires grad is left behind. With `copy=False` dense memory, on the CPU aligned to 64
-    bytes, is shared: then the tensor must not be written while the array is in use. Arrays of 64-bit types are exact,
+    bytes and not pinned, is shared: the tensor must not be written while the array is in use. 64-bit types are exact,
     but operations narrow them unless JAX's 64-bit types are on (`jax.enable_x64`). TypeError for a dtype outside
     `DTYPES` or a tensor that is not strided, RuntimeError for a device that JAX does not see.
     """
     dense = plain(tensor)
     fresh = dense.data_ptr() != tensor.data_ptr() or dense.numel() == 0
-    if copy and not fresh:
+    if (copy and not fresh) or (_HAS_ACCELERATOR and dense.is_pinned()):  # JAX takes pinned memory to be on the GPU
         dense = dense.clone(memory_format=torch.contiguous_format)
     with exact():
         device = jax_device(dense.device)

@@ -47,10 +47,10 @@ class _Header(tarfile.TarInfo):
     """A header that rejects damage, which tarfile mistakes for the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
-            return super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # an end-of-archive block
+            raise
         except tarfile.HeaderError as error:
-            if buf and not any(buf):  # an end-of-archive block
-                raise
             raise tarfile.ReadError(str(error)) from error

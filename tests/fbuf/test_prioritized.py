@@ -1,5 +1,6 @@
 """Items in proportion to their priority."""
 
+import os
 from typing import Any
 
 import hypothesis
@@ -125,8 +126,8 @@ def test_a_new_alpha_that_means_nothing_is_ignored() -> None:
 @pytest.mark.parametrize("count", [7, 3995])
 @pytest.mark.parametrize("total", [1e8, 0.1])
 def test_stratified_shares_tile_the_total(total: float, count: int) -> None:
-    # As users compile, who do not pass the flags of `make test`.
-    options = {"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 3}
+    as_users_compile = {"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 3}
+    options = {name: value for name, value in as_users_compile.items() if name in os.environ.get("XLA_FLAGS", "")}
     masses = jax.jit(prioritized.placed_masses, static_argnums=(1, 3), compiler_options=options)
     exact = np.float64(np.float32(total))
     for seed in range(20):

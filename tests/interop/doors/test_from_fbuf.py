@@ -44,6 +44,7 @@ def test_a_batch_is_that_of_the_jitted_functional_sample_for_the_same_key(case):
             rb.update_tensordict_priority(TensorDict(index=index, td_error=priority[:, None], batch_size=[len(batch)]))
             state = rb.state
         batch, info = rb.sample(return_info=True)
+        batch = batch.cpu()
         key = jax.random.wrap_key_data(randomness.key(keys), impl="threefry2x32")
         state, items, draw = sample(state, key, case.batch)
         wanted = expected(items, draw)

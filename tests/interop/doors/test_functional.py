@@ -266,7 +266,7 @@ def test_items_of_any_structure_come_as_they_went(make, tmp_path):
         (other[2], make(torch.tensor([4.0, 5]), torch.tensor(True))),
     ):
         assert jax.tree.structure(data) == structure
-        assert all(map(torch.equal, jax.tree.leaves(data), jax.tree.leaves(like)))
+        assert all(map(torch.equal, *([leaf.cpu() for leaf in jax.tree.leaves(each)] for each in (data, like))))
     with pytest.raises(RuntimeError, match=r"items are torch.float32, got torch.int64"):
         rb.extend(make(torch.arange(6).reshape(3, 2), torch.ones(3, dtype=bool)))
     with pytest.raises(TypeError, match="items are PyTreeDef"):
