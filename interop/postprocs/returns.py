@@ -52,16 +52,16 @@ def running_sums(rewards: Tensor, ends: Tensor, time: int) -> Tensor:
 
 def _sums(values: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
     """Discounted sums up to the next end. Each pass adds sums over as many steps again, where no end is in between."""
-    length, total, reach = values.shape[time], values.clone(), 1
-    alive = _trailing(_going(ends, values), values).narrow(time, 0, max(length - 1, 0))  # no end within `reach` steps
-    while reach < length:
-        rest = length - reach
-        later = _where(alive, total.narrow(time, reach, rest))
-        total.narrow(time, 0, rest).add_(later, alpha=gamma**reach)
-        left = max(rest - reach, 0)
-        alive = alive.narrow(time, 0, left) & alive.narrow(time, rest - left, left)
-        reach *= 2
-    return total
+    steps_first = values.movedim(time, 0)  # each operation then has one run of memory
+    total = steps_first.clone(memory_format=torch.contiguous_format).view(-1)
+    going = _going(_trailing(ends, values).expand(values.shape).movedim(time, 0).reshape(-1), values)
+    size, reach = len(total), len(total) // max(values.shape[time], 1)
+    alive, power = going[: size - reach], gamma  # no end within `reach`, and the discount over it
+    while reach < size:
+        total[: size - reach].add_(_where(alive, total[reach:]), alpha=power)
+        alive = alive[:-reach] & alive[reach:]
+        reach, power = 2 * reach, power * power
+    return total.view(steps_first.shape).movedim(0, time).contiguous()
 
 
 def _going(ends: Tensor, values: Tensor) -> Tensor:
