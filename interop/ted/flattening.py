@@ -110,10 +110,9 @@ class Order:
         times, lanes = ring.shape[0], ring.items // ring.shape[0]
         ends = done.copy()
         ends.reshape(lanes, times)[:, (ring.shift - 1 - ring.oldest) % times] = True
-        places = np.ones(ring.items, np.int64)  # of a row: two behind the row before it where that ends a trajectory
-        places[0] = 0
-        places[1:][ends[:-1]] = 2
-        np.cumsum(places, out=places)
+        stops = np.flatnonzero(ends)
+        places = np.arange(ring.items)
+        places += np.repeat(np.arange(len(stops) + 1), np.diff(stops, prepend=-1, append=ring.items - 1))
         self.size = int(places[-1]) + 1 + int(ends[-1])
         """How many places there are."""
         self.rows = ring.take_back(places, np.empty_like(places))
