@@ -137,7 +137,7 @@ def climb(
         return renewed(kinds, kinds, entry(starts, k), entry(nodes, k))
 
     # XLA would unroll a loop of one node, and copy the nodes because others read what the node is computed from.
-    return jax.lax.fori_loop(zero_after(slots), node.size, top, kinds)
+    return jax.lax.fori_loop(zero_after(kinds[0]), node.size, top, kinds)
 
 
 def _is_run(slots: Array) -> Array:
