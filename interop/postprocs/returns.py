@@ -1,5 +1,6 @@
 """Returns: discounted sums of the rewards of a trajectory, of n steps or up to its end."""
 
+import math
 from typing import Any
 
 import torch
@@ -52,16 +53,16 @@ def running_sums(rewards: Tensor, ends: Tensor, time: int) -> Tensor:
 
 def _sums(values: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
     """Discounted sums up to the next end. Each pass adds sums over as many steps again, where no end is in between."""
-    steps_first = values.movedim(time, 0)  # each operation then has one run of memory
-    total = steps_first.clone(memory_format=torch.contiguous_format).view(-1)
-    going = _going(_trailing(ends, values).expand(values.shape).movedim(time, 0).reshape(-1), values)
-    size, reach = len(total), len(total) // max(values.shape[time], 1)
-    alive, power = going[: size - reach], gamma  # no end within `reach`, and the discount over it
-    while reach < size:
+    total, length = values.clone(memory_format=torch.contiguous_format).view(-1), values.shape[time]
+    stops = _trailing(ends, values).expand(values.shape).clone(memory_format=torch.contiguous_format)
+    stops.movedim(time, 0)[-1:] = True  # the steps behind are of another lane
+    size, step = len(total), math.prod(values.shape[time + 1 :])
+    reach, power, alive = step, gamma, _going(stops.view(-1), values)[: size - step]  # no end within `reach`
+    while reach < length * step:
         total[: size - reach].add_(_where(alive, total[reach:]), alpha=power)
         alive = alive[:-reach] & alive[reach:]
         reach, power = 2 * reach, power * power
-    return total.view(steps_first.shape).movedim(0, time).contiguous()
+    return total.view(values.shape)
 
 
 def _going(ends: Tensor, values: Tensor) -> Tensor:
