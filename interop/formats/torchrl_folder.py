@@ -202,7 +202,7 @@ class TorchrlDump:
     # ------------------------------------------------------------------ rows
 
     def _entries(
-        self, names: tuple[str, ...], path: tuple[str, ...], named: str = ""
+        self, names: tuple[str, ...], path: tuple[str, ...], named: str | None = None
     ) -> Iterator[tuple[tuple[Any, ...], _TensorFile]]:
         """The files of a saved tensordict or tensorclass, by path. `named`: its class in the description above it."""
         where = str(self._top.joinpath(*names, "meta.json"))
@@ -211,7 +211,8 @@ class TorchrlDump:
         kind = _CLASS.fullmatch(meta.text("_type"))
         if kind is None or len(names) > _MOST_DEEP:
             raise CheckpointCorrupt(f"{where}: '_type' is no class, or it is nested more than {_MOST_DEEP} deep")
-        if named not in ("", kind[1].rpartition(".")[2]):
+        name = kind[1].rpartition(".")[2]
+        if named not in (None, name) and (named, name) != ("TensorDictParams", "TensorDict"):
             raise CheckpointCorrupt(f"{where}: is a {kind[1][:100]}, the description above it says {named[:100]}")
         for name in ("other.pickle", "pickle.pkl"):
             if self._file(*names, name) is not None:

@@ -26,9 +26,7 @@ def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int, time: int) -> tu
         later = _where(_trailing(alive, single), single.narrow(time, i, rest))
         total.narrow(time, 0, rest).add_(later, alpha=gamma**i)
         steps.narrow(time, 0, rest).sub_(alive)
-    powers = torch.tensor([gamma**k for k in range(min(n, length) + 1)], dtype=torch.float32, device="cpu").to(
-        ends.device
-    )
+    powers = torch.tensor([gamma**k for k in range(min(n, length) + 1)], dtype=torch.float32, device=ends.device)
     steps = steps.long()
     return total.to(_floating(rewards)), steps, powers.index_select(0, steps.view(-1)).view(steps.shape)
 

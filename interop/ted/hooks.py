@@ -238,31 +238,30 @@ def trajectory_names(count: int) -> list[str]:
 def _gathered(
     flat: Flattened, info: Mapping[Path, Any], path: str | os.PathLike[str] | None, by_trajectory: bool
 ) -> TensorDictBase:
-    """The arrays and the non-tensor entries `info`, in memory or in the files of a folder.
-
-    Args:
-        by_trajectory: nested tensors, [trajectories, rows of each, ...].
-    """
+    """The arrays, by trajectory as nested tensors, and the entries `info`, in memory or in the files of a folder."""
     lengths, ended = flat.order.trajectories()
     batch = [len(lengths)] if by_trajectory else []
     made = TensorDict({}, batch_size=batch, device="cpu")
-    for key, value in info.items():
-        made.set(key, NonTensorData(value, batch_size=batch, device="cpu"))
     memories = {key: fresh(*spec) for key, spec in flat.specs.items()}
-    works = [partial(flat.fill, key, memory) for key, memory in memories.items()]
-    side_by_side(works, sum(memory.nbytes for memory in memories.values()))
+    size = sum(memory.nbytes for memory in memories.values())
+    side_by_side([partial(flat.fill, *each) for each in memories.items()], size)
     if path is not None:
         made.memmap_(path)
     for key, memory in memories.items():
-        shapes = sizes(lengths + ended if key in flat.followed else lengths, tuple(memory.shape[1:]))
+        rows = lengths + ended if key in flat.followed else lengths
+        shape: Any = sizes(rows, tuple(memory.shape[1:])) if by_trajectory else memory.shape
         if path is None:
-            made.set(key, nested(memory, shapes) if by_trajectory else memory)
+            made.set(key, nested(memory, shape) if by_trajectory else memory)
             continue
-        made.make_memmap(key, shapes if by_trajectory else memory.shape, dtype=memory.dtype)
+        file_map = made.make_memmap(key, shape, dtype=memory.dtype)
+        file_map.index, file_map.parent_shape = None, shape  # which pickle asks for
         if memory.numel():  # by the file: stores into the map take twice as long, and on a full disk end the process
-            with open(made.get(key).filename, "r+b") as file:
-                words(memory, 1).tofile(file)
-    return made
+            with open(file_map.filename, "r+b") as file:
+                file.write(words(memory, 1).data)
+    made.unlock_()
+    for key, value in info.items():  # last: a hook refuses a folder without them, whose files may be half written
+        made.set(key, NonTensorData(value, batch_size=batch, device="cpu"))
+    return made if path is None else made.memmap_(path)
 
 
 def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:

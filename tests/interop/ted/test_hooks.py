@@ -1,5 +1,6 @@
 """TED data flat, by trajectory and in parts, and back, against a model that goes row by row."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,6 @@ def test_arrays_are_those_of_the_model_and_lead_back(written: Written) -> None:
     assert all(same(flat.get(key), kept.get(key)) for key in paths(kept))
 
 
-# ---------------------------------------------------------------------- files
-
-
 @pytest.mark.parametrize("count", [3, 8])
 def test_files_hold_the_same(tmp_path: Path, count: int) -> None:
     written = write(5, (2,), count, {(1, 0), (4, 1)}, seed=7)
@@ -69,24 +67,24 @@ def test_files_hold_the_same(tmp_path: Path, count: int) -> None:
         assert flat.is_memmap() and nested.is_memmap()
         assert all(isinstance(flat.get(key), MemoryMappedTensor) for key in paths(flat))
         opened = TensorDict.load_memmap(tmp_path / "below" / "flat"), TensorDict.load_memmap(tmp_path / "nested")
-        for one, other in ((flat, nested), opened):
+        for one, other in ((flat, nested), opened, pickle.loads(pickle.dumps((flat, nested)))):
             assert not differences(Flat2TED()(one), written.data)
             assert not differences(Nested2TED()(other), written.data)
     assert {each.name for each in tmp_path.iterdir()} == {"below", "nested"}
 
 
-@pytest.mark.parametrize("hook", [TED2Flat, TED2Nested])
-def test_a_full_disk_is_an_error(tmp_path: Path, hook: Any) -> None:
+@pytest.mark.parametrize(("save", "load"), [(TED2Flat, Flat2TED), (TED2Nested, Nested2TED)])
+@pytest.mark.parametrize("size", [3000, 100_000])  # of a file that has no room at its end, or not at all
+def test_a_full_disk_is_an_error(tmp_path: Path, save: Any, load: Any, size: int) -> None:
     written = write(5, (2,), 3, {(1, 0), (4, 1)}, seed=7)
-    written.data["large"] = torch.zeros(5, 2, 100_000)
-    with small_disk(tmp_path, "1m") as mounted:
+    written.data["large"] = torch.ones(5, 2, size)
+    with small_disk(tmp_path, "160k") as mounted:
         if not mounted:
             pytest.skip("nothing can be mounted here")
-        with pytest.raises(OSError):
-            written.told(hook())(written.data, tmp_path / "files")
-
-
-# ---------------------------------------------------------------------- unusual data
+        with pytest.raises((OSError, RuntimeError), match="No space left"):
+            written.told(save())(written.data, tmp_path / "files")
+        with pytest.raises(ValueError, match="_storage_shape"):
+            load()(TensorDict.load_memmap(tmp_path / "files"))
 
 
 def test_flags_and_rewards_on_one_side_alone() -> None:
