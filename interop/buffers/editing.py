@@ -63,7 +63,7 @@ def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: boo
         storage.add_columns(swapped(rows, dim))
     for held, place, value in plan:
         held[place] = value
-    if defined_outside(storage, "get"):  # its result may be a copy
+    if defined_outside(storage, "get") or not storage.is_live(slice(None)):  # what was edited may be a copy
         storage[:] = swapped(rows, dim)
     storage.edited(slice(None))
 
