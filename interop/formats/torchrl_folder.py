@@ -211,8 +211,8 @@ class TorchrlDump:
         kind = _CLASS.fullmatch(meta.text("_type"))
         if kind is None or len(names) > _MOST_DEEP:
             raise CheckpointCorrupt(f"{where}: '_type' is no class, or it is nested more than {_MOST_DEEP} deep")
-        name = kind[1].rpartition(".")[2]
-        if named not in (None, name) and (named, name) != ("TensorDictParams", "TensorDict"):
+        own = kind[1].rpartition(".")[2]
+        if named not in (None, own) and (named, own) != ("TensorDictParams", "TensorDict"):  # as tensordict saves them
             raise CheckpointCorrupt(f"{where}: is a {kind[1][:100]}, the description above it says {named[:100]}")
         for name in ("other.pickle", "pickle.pkl"):
             if self._file(*names, name) is not None:

@@ -51,12 +51,12 @@ def running_sums(rewards: Tensor, ends: Tensor, time: int) -> Tensor:
 
 def _sums(values: Tensor, ends: Tensor, gamma: float, time: int) -> Tensor:
     """Discounted sums up to the next end. Each pass adds sums over as many steps again, where no end is in between."""
-    total, length = values.clone(memory_format=torch.contiguous_format).view(-1), values.shape[time]
+    total = values.clone(memory_format=torch.contiguous_format).view(-1)
     stops = _trailing(ends, values).expand(values.shape).clone(memory_format=torch.contiguous_format)
     stops.movedim(time, 0)[-1:] = True  # the steps behind are of another lane
     size, step = len(total), math.prod(values.shape[time + 1 :])
     reach, power, alive = step, gamma, _going(stops.view(-1), values)[: size - step]  # no end within `reach`
-    while reach < length * step:
+    while reach < values.shape[time] * step:
         total[: size - reach].add_(_where(alive, total[reach:]), alpha=power)
         alive = alive[:-reach] & alive[reach:]
         reach, power = 2 * reach, power * power

@@ -35,11 +35,7 @@ class BatchInfo(dict[Any, Any]):
 
 
 def read_batch(
-    storage: TensorStorage,
-    slots: Tensor,
-    runs: tuple[np.ndarray | None, int],
-    info: dict[Any, Any],
-    marks: bool,
+    storage: TensorStorage, slots: Tensor, runs: tuple[np.ndarray | None, int], info: dict[Any, Any], marks: bool
 ) -> tuple[Any, dict[Any, Any]]:
     """The items at slots of rows on the host, and the info; with `marks` a `BatchInfo`, if one step builds both.
 

@@ -88,13 +88,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if device not in ("auto", None) and torch.device(device).type != "cpu":
             raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
         super().__init__(
-            max_size,
-            device="cpu",
-            ndim=ndim,
-            compilable=compilable,
-            shared_init=shared_init,
-            fill=fill,
-            ragged=ragged,
+            max_size, device="cpu", ndim=ndim, compilable=compilable, shared_init=shared_init, fill=fill, ragged=ragged
         )
         self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok

@@ -110,9 +110,9 @@ class Order:
         times, lanes = ring.shape[0], ring.items // ring.shape[0]
         ends = done.copy()
         ends.reshape(lanes, times)[:, (ring.shift - 1 - ring.oldest) % times] = True
-        stops = np.flatnonzero(ends)
+        closing = np.flatnonzero(ends)
         places = np.arange(ring.items)
-        places += np.repeat(np.arange(len(stops) + 1), np.diff(stops, prepend=-1, append=ring.items - 1))
+        places += np.repeat(np.arange(len(closing) + 1), np.diff(closing, prepend=-1, append=ring.items - 1))
         self.size = int(places[-1]) + 1 + int(ends[-1])
         """How many places there are."""
         self.rows = ring.take_back(places, np.empty_like(places))

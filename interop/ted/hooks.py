@@ -252,16 +252,27 @@ def _gathered(
         shape: Any = sizes(rows, tuple(memory.shape[1:])) if by_trajectory else memory.shape
         if path is None:
             made.set(key, nested(memory, shape) if by_trajectory else memory)
-            continue
-        file_map = made.make_memmap(key, shape, dtype=memory.dtype)
-        file_map.index, file_map.parent_shape = None, shape  # which pickle asks for
-        if memory.numel():  # by the file: stores into the map take twice as long, and on a full disk end the process
-            with open(file_map.filename, "r+b") as file:
-                file.write(words(memory, 1).data)
+        else:
+            _write_entry(made, key, shape, memory)
     made.unlock_()
     for key, value in info.items():  # last: a hook refuses a folder without them, whose files may be half written
         made.set(key, NonTensorData(value, batch_size=batch, device="cpu"))
     return made if path is None else made.memmap_(path)
+
+
+def _write_entry(made: TensorDictBase, key: Path, shape: Tensor | torch.Size, memory: Tensor) -> None:
+    """Add an entry to a memory-mapped tensordict. OSError if the disk is full.
+
+    The file is written, not the map: stores take twice as long, and on a full disk they end the process.
+    """
+    try:
+        file_map: Any = made.make_memmap(key, shape, dtype=memory.dtype)
+    except RuntimeError as error:  # by which torch says that it cannot make the file
+        raise OSError(str(error)) from error
+    file_map.index, file_map.parent_shape = None, shape  # which pickle asks for
+    if memory.numel():
+        with open(file_map.filename, "r+b") as file:
+            file.write(words(memory, 1).data)
 
 
 def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:

@@ -133,7 +133,7 @@ def small_disk(path: Path, size: str) -> Iterator[bool]:
         yield done.returncode == 0
     finally:
         if done.returncode == 0:
-            subprocess.run(["umount", "--lazy", str(path)], check=True)  # tracebacks may hold its files
+            subprocess.run(["umount", str(path)], check=True)
 
 
 def ted(rows: int, seed: int) -> TensorDict:

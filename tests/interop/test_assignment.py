@@ -5,13 +5,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import (
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    ListStorage,
-    ReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from interop import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
 from tests.interop.rows import check_same, flat_td, refused
 
 
@@ -23,6 +17,23 @@ def make(request):
 def lanes(start=0, lanes=2, steps=3):
     ids = torch.arange(start, start + lanes * steps).reshape(lanes, steps)
     return TensorDict({"a": ids, "n": {"b": ids[..., None].double()}}, [lanes, steps])
+
+
+class Copies(LazyTensorStorage):
+    __module__ = "interop.storages"  # as a class of the library, which says by `is_live` what `get` returns
+
+    def get(self, index):
+        return super().get(index).clone()
+
+    def is_live(self, index):
+        return False
+
+
+def test_edits_of_copies_are_stored():
+    buffer = TensorDictReplayBuffer(storage=Copies(4))
+    buffer.extend(TensorDict({"x": torch.zeros(4)}, [4]))
+    buffer["x"] = torch.arange(4.0)
+    assert buffer["x"].tolist() == [0, 1, 2, 3]
 
 
 # ------------------------------------------------------------------ in the layout of the user

@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from fbuf import CheckpointCorrupt, CheckpointMismatch
-from interop import (
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    PrioritizedSampler,
-    ReplayBuffer,
-    RoundRobinWriter,
-)
+from interop import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, RoundRobinWriter
 from tests.interop.rows import check_same, flat_td
 
 

@@ -9,12 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import (
-    LazyTensorStorage,
-    PrioritizedSampler,
-    SamplerWithoutReplacement,
-    TensorDictReplayBuffer,
-)
+from interop import LazyTensorStorage, PrioritizedSampler, SamplerWithoutReplacement, TensorDictReplayBuffer
 from tests.interop.checkpoint.resuming import cells, same, save_all
 from tests.interop.pair_history import WRITERS
 

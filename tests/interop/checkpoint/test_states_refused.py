@@ -59,13 +59,7 @@ def kinds() -> dict[str, Any]:
     return made()
 
 
-PARTS = [
-    *SAMPLERS,
-    "RoundRobinWriter",
-    "TensorDictMaxValueWriter",
-    "counting writer",
-    "SamplerEnsemble",
-]
+PARTS = [*SAMPLERS, "RoundRobinWriter", "TensorDictMaxValueWriter", "counting writer", "SamplerEnsemble"]
 
 
 # States of which say the same; checkpoints name the class too.

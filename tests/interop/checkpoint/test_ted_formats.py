@@ -24,15 +24,7 @@ from interop import (
     TensorStorage,
     TensorStorageCheckpointer,
 )
-from tests.interop.checkpoint.ted_buffers import (
-    CAPACITY,
-    buffer_of,
-    check_same,
-    extended,
-    rewritten,
-    state,
-    steps,
-)
+from tests.interop.checkpoint.ted_buffers import CAPACITY, buffer_of, check_same, extended, rewritten, state, steps
 from tests.interop.ted.model import copied, differences
 
 KINDS = [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer]

@@ -1,5 +1,6 @@
 """Folders in torchrl's layout that are damaged, or made to harm: a typed error, nothing run, nothing written or lost."""
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -54,6 +55,16 @@ def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
                 )
             victim.restore(file)
     assert not silent
+
+
+@pytest.mark.parametrize(
+    ("named", "error"), [("TensorDictParams", None), ("", CheckpointCorrupt), ("Step", CheckpointCorrupt)]
+)
+def test_a_nested_class_is_the_one_that_was_described(named, error, tmp_path):
+    shutil.copytree(FOLDER / "uniform", tmp_path / "dump")
+    edit(tmp_path / "dump/storage/meta.json", lambda found: {**found, "next": {"type": named}})
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        load(TARGETS["uniform"](), tmp_path / "dump")
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interop import (
-    Flat2TED,
-    H5Combine,
-    H5Split,
-    Nested2TED,
-    TED2Flat,
-    TED2Nested,
-)
+from interop import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from tests.interop.ted.model import Written, differences, paths, write
 
 with warnings.catch_warnings():
