@@ -12,6 +12,10 @@ from interop.host.markers import Markers
 from interop.storages import Storage, columns
 
 
+class NoMarkersError(RuntimeError):
+    """No stored entry says where trajectories end."""
+
+
 class BoundaryKeys:
     """Finds the entries of `keys` in a storage and reads them.
 
@@ -28,14 +32,20 @@ class BoundaryKeys:
         self.found = TrajectoryKeys((), (), (), ())
 
     def find(self, storage: Storage) -> None:
-        """Look for the entries. RuntimeError where none marks trajectories; RuntimeError or TypeError for a named one that
-        cannot."""
+        """Look for the entries.
+
+        NoMarkersError, a RuntimeError, where none marks trajectories. RuntimeError or TypeError for a named one that cannot,
+        KeyError for a required one that is not stored.
+        """
         reasons = {path: self._unfit(storage, path) for path in self.keys.paths()}
+        for path in sorted(self.keys.required):
+            if reasons[path] == "":
+                raise KeyError(f"{as_key(path)!r} is not stored, which says where trajectories end")
         found = self.keys.only([path for path, reason in reasons.items() if reason is None])
         if not (found.ids or found.ends or found.firsts):
             looked_for = [as_key(path) for path in (*self.keys.ids, *self.keys.ends, *self.keys.firsts)]
             unfit = "".join(f"; {as_key(path)!r} {reason}" for path, reason in reasons.items() if reason)
-            raise RuntimeError(
+            raise NoMarkersError(
                 f"Could not get a tensordict out of the storage that says where trajectories end: none of {looked_for} is "
                 f"stored in this {type(storage).__name__} with one value an item{unfit}. Give traj_key, an id for each "
                 "item, or end_key, a bool for each"
