@@ -103,7 +103,7 @@ def _columns(stored: StoredEpisodes, start: int, stop: int) -> dict[str, Any]:
         if any("." in each for each in path):
             raise ValueError(f"{path} has a dot in a name, which would be read as a nested entry: rename it")
         columns[".".join(path)] = plain(value, path)
-    if stored.ids is None or stored.marked_by != (("episode",),):
+    if stored.id_path != ("episode",):
         number = stored.number(start, stop)
         columns["episode"] = number if stored.ids is None else stored.ids[number]
     return columns
