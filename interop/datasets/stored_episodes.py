@@ -25,7 +25,7 @@ from interop.writers import TensorDictMaxValueWriter
 
 @contextlib.contextmanager
 def stored_episodes(
-    rb: ReplayBuffer, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None
+    rb: ReplayBuffer, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None, only_named_keys: bool = False
 ) -> Iterator["StoredEpisodes"]:
     """A context with the trajectories of a buffer of tensordicts, which is locked meanwhile.
 
@@ -39,7 +39,7 @@ def stored_episodes(
     with locked(rb):
         if not len(rb.storage):
             raise RuntimeError("the buffer is empty: there is nothing to write")
-        yield StoredEpisodes(rb.storage, traj_key, end_keys)
+        yield StoredEpisodes(rb.storage, TrajectoryKeys.chosen(traj_key, end_keys, only_named_keys))
 
 
 class StoredEpisodes:
@@ -50,27 +50,27 @@ class StoredEpisodes:
 
     Args:
         storage: a non-empty storage, not written to while this object is used.
-        traj_key, end_keys: as for `SliceSampler`.
+        keys: the entries that mark trajectories.
     """
 
-    def __init__(self, storage: Storage, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> None:
+    def __init__(self, storage: Storage, keys: TrajectoryKeys) -> None:
         self._storage = storage
-        keys = BoundaryKeys(TrajectoryKeys.chosen(traj_key, end_keys))
-        self._index = StoredTrajectories(keys).of(storage)
+        markers = BoundaryKeys(keys)
+        self._index = StoredTrajectories(markers).of(storage)
         self._lane, first, last = self._index.stored().T
         self._first = np.maximum(first, self._index.oldest)
         self._stops = np.cumsum(last - self._first + 1)  # positions in the new order
         self._starts = np.concatenate([[0], self._stops[:-1]])
         self.rows = int(self._stops[-1])
         """The number of all rows."""
-        self.marked_by = keys.found.paths()
+        self.marked_by = markers.found.paths()
         """The entries that say where trajectories end."""
         self.id_path: Path | None = None
         """The first entry of ids that differ from trajectory to trajectory."""
         self.ids: np.ndarray | None = None
         """The id of each trajectory in that entry."""
         first = self._index.slots_at(self._first, self._lane)
-        for path in keys.found.ids:
+        for path in markers.found.ids:
             ids = columns.read(storage, as_key(path), first).reshape(-1).cpu().numpy()
             if self.ids is None and len(np.unique(ids)) == len(ids):
                 self.id_path, self.ids = path, ids
