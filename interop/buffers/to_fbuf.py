@@ -195,8 +195,8 @@ def _ring(buffer: fbuf.Buffer, writer: Writer, filled: int, index: Trajectories 
 
 
 def _ring_at(cursor: int, size: int, written: int) -> fbuf.RingState:
-    words = np.array([written % 2**32, (written >> 32) % 2**32], np.uint32)
-    return fbuf.RingState(jnp.array(np.int32(cursor)), jnp.array(np.int32(size)), jnp.array(words))
+    counters = np.array([cursor, size, written % 2**32, (written >> 32) % 2**32], np.uint32)
+    return fbuf.RingState(jnp.array(counters))
 
 
 def _indexed(

@@ -88,7 +88,7 @@ def test_rows_and_times_of_the_largest_ring_are_right(capacity: int) -> None:
     random = np.random.default_rng(0)
     for size in (capacity, capacity // 2 + 1):
         cursor = int(random.integers(capacity)) if size == capacity else size
-        ring = RingState(jnp.int32(cursor), jnp.int32(size), jnp.asarray([5, 0], jnp.uint32))
+        ring = RingState.of(jnp.int32(cursor), jnp.int32(size), jnp.asarray([5, 0], jnp.uint32))
         row = np.unique([0, size - 1, max(cursor - 1, 0), min(cursor, size - 1), *random.integers(size, size=20)])
         age = (cursor - 1 - row) % capacity
         of_rows = trajectories.stored_before(ring, jnp.asarray(row, jnp.int32), capacity)

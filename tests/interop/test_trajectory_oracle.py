@@ -84,9 +84,9 @@ def legal(episodes, length):
     return {tuple(v[at : at + length]) for v in episodes.values() for at in range(len(v) - length + 1)}
 
 
-@pytest.mark.parametrize(("kind", "layout", "marks"), KINDS)
-def test_trajectories_are_the_episodes(kind, layout, marks):
-    stored = Stored(layout, marks, kind)
+def check_trajectories(kind, layout, marks, seed):
+    """What a sampler without replacement draws, and what an exporter reads, are the episodes."""
+    stored = Stored(layout, marks, kind, seed)
     sampler = SliceSamplerWithoutReplacement(slice_len=128, strict_length=False)
     buffer = stored.buffer(sampler=sampler, batch_size=128 * 500)
     for _ in stored.pieces([buffer]):
@@ -102,9 +102,9 @@ def test_trajectories_are_the_episodes(kind, layout, marks):
         assert sorted(each["obs"].reshape(-1).long().tolist() for each in exported) == sorted(found)
 
 
-@cases
-def test_slices_and_windows_stay_in_an_episode(layout, marks):
-    stored = Stored(layout, marks, seed=1)
+def check_windows(layout, marks, seed):
+    """Slices, prioritized ones too, and windows around items stay in an episode."""
+    stored = Stored(layout, marks, seed=seed)
     slices = stored.buffer(sampler=SliceSampler(slice_len=3), batch_size=3 * 200)
     starts = PrioritizedSliceSampler(ROWS * stored.lanes, 1.0, 1.0, slice_len=3)
     prioritized = stored.buffer(sampler=starts, batch_size=3 * 200)
@@ -138,10 +138,10 @@ def reward_fn(td):
     return torch.zeros(td.batch_size)
 
 
-@cases
-def test_goals_are_of_the_same_episode(layout, marks):
-    strategy = ("future", "final", "episode")[COMBINATIONS.index((layout, marks)) % 3]
-    stored = Stored(layout, marks, seed=2)
+def check_goals(layout, marks, seed):
+    """Goals in hindsight are reached in the same episode, and are the same for all steps of a slice."""
+    strategy = ("future", "final", "episode")[(COMBINATIONS.index((layout, marks)) + seed) % 3]
+    stored = Stored(layout, marks, seed=seed)
     choices = {"reward_fn": reward_fn, "her_ratio": 1.0, "strategy": strategy}
     single = stored.buffer(HERReplayBuffer, batch_size=200, **choices)
     together = stored.buffer(HERReplayBuffer, batch_size=200, sampler=SliceSampler(slice_len=2), **choices)
@@ -161,9 +161,9 @@ def test_goals_are_of_the_same_episode(layout, marks):
                 assert goal in allowed
 
 
-@pytest.mark.parametrize(("layout", "marks"), NOT_BY_TURNS[::4])
-def test_functional_slices_stay_in_an_episode(layout, marks):
-    stored = Stored(layout, marks, seed=3)
+def check_functional(layout, marks, seed):
+    """Slices of the functional buffer stay in an episode."""
+    stored = Stored(layout, marks, seed=seed)
     buffer = stored.buffer(sampler=SliceSampler(slice_len=3))
     for _ in stored.pieces([buffer]):
         pass
@@ -173,6 +173,26 @@ def test_functional_slices_stay_in_an_episode(layout, marks):
     found = set(windows(torch.from_numpy(np.asarray(items["obs"])), 3))
     assert found <= legal(stored.episodes(), 3)
     assert len(found) > 10
+
+
+@pytest.mark.parametrize(("kind", "layout", "marks"), KINDS)
+def test_trajectories_are_the_episodes(kind, layout, marks):
+    check_trajectories(kind, layout, marks, 0)
+
+
+@cases
+def test_slices_and_windows_stay_in_an_episode(layout, marks):
+    check_windows(layout, marks, 1)
+
+
+@cases
+def test_goals_are_of_the_same_episode(layout, marks):
+    check_goals(layout, marks, 2)
+
+
+@pytest.mark.parametrize(("layout", "marks"), NOT_BY_TURNS[::4])
+def test_functional_slices_stay_in_an_episode(layout, marks):
+    check_functional(layout, marks, 3)
 
 
 def test_two_collectors_one_after_the_other_restart_their_ids():
