@@ -119,6 +119,45 @@ def datasets(group: Any) -> dict[str, Any]:
     return found
 
 
+def shapes(group: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+    """Dtype and shape of the datasets below a group of an `opened` file, by path. The dtype of text is None.
+
+    CorruptDatasetError as for `values`.
+    """
+    h5py = required("h5py", "interop")
+    found: dict[tuple[str, ...], tuple[Any, tuple[int, ...]]] = {}
+    try:
+        for key in group.id:
+            name, at = key.decode(), h5py.h5o.open(group.id, key)
+            if isinstance(at, h5py.h5g.GroupID):
+                found |= {(name, *path): each for path, each in shapes(h5py.Group(at)).items()}
+            else:
+                shape, dtype = _layout(h5py, at)
+                found[name,] = None if h5py.check_string_dtype(dtype) else dtype, shape
+    except _FAULTS as error:
+        raise _damaged(h5py, group.id, error) from error
+    return found
+
+
+def attributes(group: Any) -> dict[str, Any]:
+    """The attributes of a group of an `opened` file, as JSON. CorruptDatasetError for damaged ones, and for other types."""
+    return {name: _as_json(value, f"{group.name}, attribute {name}") for name, value in group.attrs.items()}
+
+
+def _as_json(value: Any, where: str) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind not in "biufSUO":
+            raise CorruptDatasetError(f"{where} is of {value.dtype}: neither numbers nor text")
+        return _as_json(value.tolist(), where)
+    if isinstance(value, list):
+        return [_as_json(each, where) for each in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise CorruptDatasetError(f"{where} is a {type(value).__name__}: neither numbers nor text")
+
+
 def _values(h5py: Any, it: Any, rows: slice) -> Any:
     """`values` for a low-level h5py identifier, which is faster than `h5py.Dataset` for small datasets."""
     try:
