@@ -86,18 +86,18 @@ def described_episodes(data: Path, kind: str) -> list[dict[str, Any]]:
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
             for each in found:
-                said: dict[str, Any] = {"id": each.number, "total_steps": each.steps}
+                said: dict[str, Any] = {}
                 for name, value in attributes(file[f"episode_{each.number}"]).items():
                     *above, last = name.split("/")  # Minari writes nested options as "options/a/b"
                     holder = said
                     for key in above:
                         holder = holder.setdefault(key, {})
                     holder[last] = value
-                out.append(said)
+                out.append({**said, "id": each.number, "total_steps": each.steps})
         return out
     for each in found:
         said = json.loads((data / str(each.number) / "metadata.json").read_bytes())
-        out.append({"id": each.number, "total_steps": each.steps, **said})
+        out.append({**said, "id": each.number, "total_steps": each.steps})
     return out
 
 

@@ -1,7 +1,7 @@
 """The common layout of infos, which Minari lets differ from episode to episode."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,14 +31,14 @@ class Info(NamedTuple):
     Args:
         dtype: None for text.
         shape: of a row; that of the largest row where episodes differ.
-        dim: the dim of the steps in the files. None for values that hold for a whole episode.
-        misfit: the name of an episode whose values fit no layout, and the error text. Raised when that episode is read, behind
-            errors of its steps.
+        of_steps: whether there is a value for each step; otherwise a value is of a whole episode.
+        misfit: the name of an episode whose values fit no layout, and the error text, which is raised when that episode is
+            read: errors of its steps come first.
     """
 
     dtype: np.dtype | None
     shape: tuple[int, ...]
-    dim: Literal[0, 1] | None = 0
+    of_steps: bool = True
     misfit: tuple[str, str] | None = None
 
 
@@ -48,9 +48,8 @@ Layout = Mapping[Path, Info]
 def layout_of(found: Iterable[EpisodeInfos]) -> dict[Path, Info]:
     """The infos of all episodes, in the order in which they appear.
 
-    An info has a value for each step, with the reset or without it; or the steps are its second dim, as Minari's collector
-    records lists; or it is one value for the episode, of the same shape in all episodes. Rows that differ in shape are
-    padded with zeros behind their values, and numbers get their common dtype.
+    An info has a value for each step, with the reset or without it; or it is one value for the episode, of the same shape in
+    all episodes. Rows that differ in shape are padded with zeros behind their values, and numbers get their common dtype.
 
     Numbers of rows that are none of these are a `misfit`. CorruptDatasetError for an entry that is text, or a group, in some
     episodes only.
@@ -77,22 +76,13 @@ def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> Info:
             f"infos/{'/'.join(path)} is text in one of {where} and {other}, and numbers in the other"
         )
     dtype = None if None in dtypes else np.result_type(*dtypes)  # type: ignore[arg-type]
-    for dim in (0, 1):
-        if all(not kind.shape or _fits(kind.shape, dim, steps) for _, steps, kind in ways):
-            return Info(dtype, _largest([_without(kind.shape, dim) for *_, kind in ways]), dim)  # type: ignore[arg-type]
+    if all(not kind.shape or kind.shape[0] in (steps, steps + 1) for _, steps, kind in ways):
+        return Info(dtype, _largest([kind.shape[1:] for *_, kind in ways]))
     if dtype is not None and all(kind.shape == first.shape for *_, kind in ways):
-        return Info(dtype, first.shape, None)
-    place, steps, kind = next(each for each in ways if each[2].shape and not _fits(each[2].shape, 0, each[1]))
+        return Info(dtype, first.shape, of_steps=False)
+    place, steps, kind = next(way for way in ways if way[2].shape and way[2].shape[0] - way[1] not in (0, 1))
     rows = f"{place}: infos/{'/'.join(path)} has {kind.shape[0]} rows, {steps + 1} are needed for {steps} steps"
     return Info(dtype, (), misfit=(place, rows))
-
-
-def _fits(shape: tuple[int, ...], dim: int, steps: int) -> bool:
-    return len(shape) > dim and shape[dim] in (steps, steps + 1)
-
-
-def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return (*shape[:dim], *shape[dim + 1 :])
 
 
 def _largest(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -113,10 +103,8 @@ def fitted(values: Any, info: Info, steps: int) -> Any:
     out = np.zeros((steps + 1, *info.shape), info.dtype)
     if values is None or not (values := np.asarray(values)).size:
         return out
-    if values.ndim == 0 or info.dim is None:
+    if values.ndim == 0 or not info.of_steps:
         values = np.broadcast_to(values, (steps + 1, *values.shape))
-    else:
-        values = np.moveaxis(values, info.dim, 0)
     row = (1,) * (len(info.shape) - values.ndim + 1) + values.shape[1:]
     out[(slice(steps + 1 - len(values), None), *map(slice, row))] = values.reshape(len(values), *row)
     return out

@@ -28,6 +28,7 @@ class OpenXSource(Source):
     """Webdataset archives `<id>/<id>_00000.tar`, with one member `<key>.data.pickle` per episode."""
 
     family = "openx"
+    revision = 2
 
     def shards(self) -> list[HubFile]:
         """The archives on the hub. ValueError for an unknown id."""
@@ -53,7 +54,8 @@ class OpenXSource(Source):
     def read(self, part: Part) -> Iterator[TensorDict]:
         first, stop, before = part.which
         for number, encoded in enumerate(episodes(part.path, first, stop), before + first):
-            yield trajectory(encoded, number)
+            if encoded[1]:
+                yield trajectory(encoded, number)
 
 
 def _of_downloaded(name: str) -> Any:
@@ -71,7 +73,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
       step, zeros or empty text.
     - "action", "discount" and others: as upstream. Python floats become float32.
     - ("next", "reward") [1]; ("next", "done"), ("next", "terminated") and ("next", "truncated") bool [1] from `is_last` and
-      `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`.
+      `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`. The last step
+      of an episode is truncated if it has none of these flags.
     - "episode" int32 []: the episode number.
 
     Iteration without a batch size yields whole trajectories, cropped to `slice_len`; for a downloaded dataset,
