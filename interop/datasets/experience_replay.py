@@ -37,6 +37,9 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     The rows on disk are never modified. With a writable `writer`, written rows are copied to the memory of this process.
 
+    An iteration, `for batch in dataset`, ends after ceil(rows / batch_size) batches. The sampler draws them: by default
+    independently, so that some rows come several times and others not. A sampler with epochs ends an iteration with its
+    epoch: `sampler=SamplerWithoutReplacement()` draws each row once. `sample()` has no end.
 
     Args:
         source: the source of files and rows.
@@ -152,6 +155,10 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
         with damage_of(self.data_path):
             return publish(self.data_path, of, make, when="differs")
+
+    def epoch_items(self) -> float:
+        """The number of rows."""
+        return len(self)
 
     @property
     def root(self) -> Path:

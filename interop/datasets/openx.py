@@ -1,5 +1,6 @@
 """Open X-Embodiment: robot trajectories in archives of pickled episodes on the Hugging Face hub."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,8 +83,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
 
     A stream is read over the network, or from `from_local`, and is not stored on disk. A batch has random windows of the
     next trajectories, truncated at their ends: `num_slices` equal ones, windows of `slice_len`, or a single one. After the
-    last trajectory the stream restarts. With `prefetch` above 1, batches may be reordered. A stream has no length, index,
-    folder or checkpoint.
+    last trajectory the stream restarts, so that iteration with a batch size does not end. With `prefetch` above 1, batches
+    may be reordered. A stream has no length, index, folder or checkpoint.
 
     Args:
         dataset_id: one of `available_datasets`.
@@ -184,6 +185,10 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             storage=storage, sampler=sampler, batch_size=count * (length or _LONGEST), generator=self._rng
         )
         return map(self.transform, whole)
+
+    def epoch_items(self) -> float:
+        """The number of rows; infinity for a stream, which restarts."""
+        return math.inf if self.streaming else super().epoch_items()
 
     def delete(self) -> None:
         """Remove the rows from disk. RuntimeError for a stream."""
