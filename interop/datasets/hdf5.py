@@ -119,23 +119,28 @@ def datasets(group: Any) -> dict[str, Any]:
     return found
 
 
-def shapes(group: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
-    """Dtype and shape of the datasets below a group of an `opened` file, by path. The dtype of text is None.
+def shapes(file: Any, name: str) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+    """Dtype and shape of the datasets below a group of an `opened` file, by path; none if there is no such group.
 
-    CorruptDatasetError as for `values`.
+    The dtype of text is None. Values are not checked: that is for those who read them.
     """
     h5py = required("h5py", "interop")
-    found: dict[tuple[str, ...], tuple[Any, tuple[int, ...]]] = {}
     try:
-        for key in group.id:
-            name, at = key.decode(), h5py.h5o.open(group.id, key)
-            if isinstance(at, h5py.h5g.GroupID):
-                found |= {(name, *path): each for path, each in shapes(h5py.Group(at)).items()}
-            else:
-                shape, dtype = _layout(h5py, at)
-                found[name,] = None if h5py.check_string_dtype(dtype) else dtype, shape
+        return _shapes(h5py, h5py.h5o.open(file.id, name.encode())) if name in file else {}
     except _FAULTS as error:
-        raise _damaged(h5py, group.id, error) from error
+        raise _damaged(h5py, file.id, error) from error
+
+
+def _shapes(h5py: Any, group: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+    found: dict[tuple[str, ...], tuple[Any, tuple[int, ...]]] = {}
+    if isinstance(group, h5py.h5g.GroupID):
+        for key in group:
+            at = h5py.h5o.open(group, key)
+            if isinstance(at, h5py.h5d.DatasetID):
+                dtype = at.dtype
+                found[key.decode(),] = None if h5py.check_string_dtype(dtype) else dtype, at.shape
+            else:
+                found |= {(key.decode(), *path): each for path, each in _shapes(h5py, at).items()}
     return found
 
 

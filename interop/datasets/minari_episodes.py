@@ -62,11 +62,9 @@ def infos_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[Episod
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
             for each in these:
-                group, where = file[f"episode_{each.number}"], f"{data / _HDF5}, episode {each.number}"
-                kinds = {}
-                if "infos" in group:
-                    found = shapes(group["infos"]) if isinstance(group["infos"], type(group)) else {}
-                    kinds = {tuple(map(_name, path)): Kind(*how) for path, how in found.items()}
+                where = f"{data / _HDF5}, episode {each.number}"
+                found = shapes(file, f"episode_{each.number}/infos")
+                kinds = {tuple(map(_name, path)): Kind(*how) for path, how in found.items()}
                 yield EpisodeInfos(where, each.steps, kinds)
     else:
         for each in these:

@@ -75,7 +75,7 @@ def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> Info:
         raise CorruptDatasetError(
             f"infos/{'/'.join(path)} is text in one of {where} and {other}, and numbers in the other"
         )
-    dtype = None if None in dtypes else np.result_type(*dtypes)  # type: ignore[arg-type]
+    dtype = None if None in dtypes else np.result_type(*dtypes)
     if all(not kind.shape or kind.shape[0] in (steps, steps + 1) for _, steps, kind in ways):
         return Info(dtype, _largest([kind.shape[1:] for *_, kind in ways]))
     if dtype is not None and all(kind.shape == first.shape for *_, kind in ways):

@@ -68,11 +68,13 @@ def _checked(values: Any, path: tuple[str, ...], steps: int, where: str) -> Any:
 
 def _ended(entries: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
     """Mark the last step of an episode as truncated unless a flag ends it, as Minari's collector does."""
-    flags = [entries.get((name,)) for name in ("terminations", "truncations")]
-    if all(isinstance(each, np.ndarray) and each.size for each in flags) and not any(each[-1].any() for each in flags):
-        truncated = flags[1].copy()
-        truncated[-1] = True
-        return {**entries, ("truncations",): truncated}
+    terminated, truncated = (entries.get((name,)) for name in ("terminations", "truncations"))
+    if not isinstance(terminated, np.ndarray) or not isinstance(truncated, np.ndarray) or not len(truncated):
+        return entries  # `_joined` reports what is missing
+    if not terminated[-1].any() and not truncated[-1].any():
+        ended = truncated.copy()
+        ended[-1] = True
+        return {**entries, ("truncations",): ended}
     return entries
 
 

@@ -85,7 +85,9 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
         held = datasets(file)
         if missing := [name for name in ("action", "reward", "step_type") if name not in held or not held[name].ndim]:
             raise CorruptDatasetError(f"{path} has no {missing[0]} for each step: no shard of V-D4RL")
-        marked = {name: values(held[name]) for name in ("action", "discount", "step_type") if name in held}
+        marked: dict[str, Any] = {
+            name: values(held[name]) for name in ("action", "discount", "step_type") if name in held
+        }
         rows, size = len(marked["action"]), sum(each.nbytes for each in held.values())
         begins, _, _ = _marks(marked, str(path))
     for first, last in ranges(rows, size):
@@ -150,8 +152,7 @@ def _transitions(found: Mapping[str, Any], first: int, last: int, where: str) ->
     for name, each in rows.items():
         if name not in (pixels, *_SINGLE):
             seen["state", name] = each
-    after = np.flatnonzero(~begins[:last])
-    after = torch.from_numpy(after[after >= first])
+    after = torch.from_numpy(first + np.flatnonzero(~begins[first:last]))
     step = {name: each for name, each in rows[after].items() if name in _SINGLE}
     step |= {name: each.float() for name, each in step.items() if each.is_floating_point()}
     out, out["next"] = seen[after - 1], seen[after]
