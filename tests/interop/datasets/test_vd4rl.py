@@ -99,6 +99,25 @@ def test_files_that_were_cut_have_flags_behind_their_end(tmp_path, rng):
     assert rows["is_init"].nonzero().flatten().tolist() == [0, 4]
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "pairs", "ends"),
+    [
+        ([0], [5], [0, 1, 2, 3, 4], [4]),
+        ([0, 3], [], [0, 1, 3, 4], [1, 4]),  # a first image ends what is before it
+        ([0], [2], [0, 1, 3, 4], [1, 4]),  # and an image follows no last one
+        ([], [], [0, 1, 2, 3, 4], [4]),
+    ],
+)
+def test_flags_that_disagree(tmp_path, rng, first, last, pairs, ends):
+    held = sources_vd4rl.episode(rng, 6)
+    held |= {"is_first": np.isin(np.arange(6), first), "is_last": np.isin(np.arange(6), last)}
+    np.savez_compressed(tmp_path / "a.npz", **held)
+    rows, at = rows_of(tmp_path), np.array(pairs)
+    np.testing.assert_array_equal(rows["pixels"], held["image"][at])
+    np.testing.assert_array_equal(rows["next", "pixels"], held["image"][at + 1])
+    assert at[rows["next", "done"].flatten().numpy()].tolist() == ends
+
+
 def test_episodes_of_a_single_image_have_no_rows(tmp_path, rng):
     for place, steps in enumerate((1, 3, 1)):
         np.savez_compressed(tmp_path / f"{place}.npz", **sources_vd4rl.episode(rng, steps))
