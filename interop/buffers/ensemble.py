@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from textwrap import indent
@@ -41,6 +42,8 @@ class ReplayBufferEnsemble(Sampled):
     ensemble on the stack of all parts. Samples of tensordicts have a nested "index": the slots under "index", the numbers of
     the members under "buffer_ids"; and the infos of the samplers. If only some members have priorities, the others' items
     have a "priority_weight" of 1.
+
+    An iteration draws as many items as the members hold together, with the shares of `p`.
 
     Write through the members: `ensemble[i].extend(data)`. The lock of a member is held while its part is drawn and read;
     all locks are held together only while prefetched batches are requested, and during saves and loads.
@@ -115,6 +118,13 @@ class ReplayBufferEnsemble(Sampled):
         if self.prefetches:
             for member in self.members:
                 member.add_reader(self)
+
+    def epoch_items(self) -> float:
+        """The number of items of all members; infinity if one is a stream, which has no length."""
+        try:
+            return sum(map(len, self.members))
+        except TypeError:
+            return math.inf
 
     # ------------------------------------------------------------------ the components that the members have now
 

@@ -1,5 +1,6 @@
 """The base class of buffers and ensembles: batches, iteration, prefetch, transforms, checkpoints."""
 
+import math
 import os
 import warnings
 import weakref
@@ -64,7 +65,7 @@ class Sampled(Aliases):
     def _begin(self) -> None:
         """Set the attributes that copies, pickles and workers do not inherit."""
         self._stepping = Lock()  # from one batch to the `next()`
-        self._iterating = False
+        self._iterating: float | None = None  # batches that `next()` may still return; None between its iterations
         self._readers: tuple[weakref.ref[Sampled], ...] = ()
 
     # ------------------------------------------------------------------ to be defined
@@ -303,12 +304,25 @@ class Sampled(Aliases):
     # ------------------------------------------------------------------ iteration
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield batches until the sampler ends its epoch. Samplers without epochs go on, but for datasets and ensembles:
+        there as many items are drawn as are stored.
+        """
         if self._batch_size is None:
             raise RuntimeError("batch_size not specified: iterating needs one in the constructor of the buffer")
         if not self._has_more():
             self.sampler.ran_out = False
-        while self._has_more():
+        left = self._batches_of_epoch(self._batch_size)
+        while left and self._has_more():
+            left -= 1
             yield self.sample()
+
+    def epoch_items(self) -> float:
+        """How many items an iteration draws if the sampler has no epochs; infinity if it does not end."""
+        return math.inf
+
+    def _batches_of_epoch(self, batch_size: int) -> float:
+        items = math.inf if self.sampler.has_epochs else self.epoch_items()
+        return items if items == math.inf else max(math.ceil(items / batch_size), 1)
 
     def _has_more(self) -> bool:
         return not self.sampler.ran_out or (self._prefetch is not None and len(self._prefetch) > 0)
@@ -318,11 +332,14 @@ class Sampled(Aliases):
         if self._batch_size is None:
             raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
         with self._stepping:
-            if not self._iterating and not self._has_more():
-                self.sampler.ran_out = False
-            self._iterating = self._has_more()
-            if not self._iterating:
+            if self._iterating is None:
+                if not self._has_more():
+                    self.sampler.ran_out = False
+                self._iterating = self._batches_of_epoch(self._batch_size)
+            if not self._iterating or not self._has_more():
+                self._iterating = None
                 return None
+            self._iterating -= 1
             data = self.sample()
         return data.copy().clear_device_() if isinstance(data, TensorDictBase) else data
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interop.data.arguments import whole
 from interop.datasets.compressed import decompressed
+from interop.datasets.dopamine_rings import DopamineRing
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.fetching import RemoteFile, fetch
@@ -52,6 +53,7 @@ class AtariDQNSource(Source):
     max_checkpoints: int | None = None
 
     family = "atari"
+    revision = 2
 
     def __post_init__(self) -> None:
         if self.dataset_id not in IDS:
@@ -93,24 +95,23 @@ class AtariDQNSource(Source):
         folder, parts = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder, []
         for number in self._chosen(path.name for path in folder.iterdir()):
             paths = [folder / f"$store$_{name}_ckpt.{number}.gz" for name in _ARRAYS]
-            parts.append(Part(_rows(paths), folder, (number, *paths), streamed=True))
+            parts.append(Part(_rows(paths), folder, (number, *paths), at_most=True, streamed=True))
         if not parts:
             raise CorruptDatasetError(f"{folder} has no files $store$_observation_ckpt.<number>.gz and the like")
         return parts
 
     def read(self, part: Part) -> Iterator[TensorDict]:
-        """Yield `_ROWS` rows at a time. "truncated" is set at the end of a checkpoint, and at the cursor of its ring."""
+        """Yield up to `_ROWS` rows at a time. "truncated" is set at the end of a checkpoint, and at the ring's cursor."""
         number, *paths = part.which
-        start, ends = 0, np.zeros(part.rows, np.uint8)
-        cursor = np.array(_notes(part.path, number).get("add_count", 0)) % part.rows
-        ends[np.append(cursor - 1, -1)] = 1
-        for frames, action, reward, terminal in zip(*map(_blocks, paths), strict=True):
-            terminated = (terminal != 0).astype(np.uint8)
-            truncated = ends[start : start + len(frames)] & ~terminated
+        action, reward, terminal = (np.concatenate([*_blocks(path)]) for path in paths[1:])
+        ring = DopamineRing(terminal, action, reward, _count(part.path, number))
+        frames = ((each,) for each in _blocks(paths[0]))
+        for at, observation in ring.steps(frames):
+            terminated = (terminal[at] != 0).astype(np.uint8)
+            truncated = ring.ends[at].astype(np.uint8) & ~terminated
             flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
-            rows = {"observation": frames, "action": action, "next": {"reward": reward, **flags}}
-            yield nested(rows, len(frames), f"{part.path}, checkpoint {number}")
-            start += len(frames)
+            rows = {"observation": observation, "action": action[at], "next": {"reward": reward[at], **flags}}
+            yield nested(rows, len(at), f"{part.path}, checkpoint {number}")
 
     def metadata(self, folder: Path) -> dict[str, Any]:
         """Number, rows, "add_count" and "invalid_range" of each checkpoint."""
@@ -163,11 +164,22 @@ def _notes(folder: Path, number: int) -> dict[str, Any]:
     return found
 
 
+def _count(folder: Path, number: int) -> int | None:
+    """How many rows were ever written to the ring of a checkpoint, if known."""
+    count = np.ravel(_notes(folder, number).get("add_count", ()))
+    if count.size > 1 or (count < 0).any():
+        raise CorruptDatasetError(
+            f"{folder}, checkpoint {number}: add_count must be a number from 0, it is {count.tolist()}"
+        )
+    return int(count[0]) if count.size else None
+
+
 class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     """DQN Replay: the steps of five training runs of a DQN agent for each of 60 Atari games (arXiv:1907.04543).
 
-    Rows are those of up to 50 checkpoints of a million rows each, in order. Each frame is stored once, which takes 7 GB per
-    checkpoint. Upstream's metadata of each checkpoint is in `metadata`, not in batches.
+    Rows are those of up to 50 checkpoints of a million rows each, in order, without the three rows of zeros that upstream
+    writes before each episode, and without rows of a ring that were never written. Each frame is stored once, which takes 7
+    GB per checkpoint. Upstream's metadata of each checkpoint is in `metadata`, not in batches.
 
     | key | shape | dtype |
     |---|---|---|

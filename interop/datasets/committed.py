@@ -89,6 +89,19 @@ def record_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+def check_revision(folder: Path, revision: int) -> None:
+    """ValueError if a folder has rows that an earlier version of this library made of the same files in another way."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+    except (OSError, ValueError):
+        return  # missing or damaged, which others report
+    if isinstance(record, dict) and record.get("revision", 1) < revision:
+        raise ValueError(
+            f"{folder} was converted by an earlier version of this library, which read these files in another way (revision "
+            f"{record.get('revision', 1)}, now {revision}). Pass download='force' to convert them again, or another root"
+        )
+
+
 @contextlib.contextmanager
 def damage_of(folder: Path, *kinds: type[Exception]) -> Iterator[None]:
     """Re-raise errors of a damaged folder, and exceptions of `kinds`, as CorruptDatasetError."""

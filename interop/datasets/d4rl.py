@@ -34,6 +34,8 @@ class D4RLSource(Source):
     """A D4RL file, downloaded or written by the d4rl library."""
 
     family: ClassVar[str] = "d4rl"
+    revision: ClassVar[int] = 2
+    ends_parts: ClassVar[bool] = True
 
     use_truncated_as_done: bool = True
     library: str = ""  # the d4rl function to call: "get_dataset", "qlearning_dataset"; "" for none
@@ -54,11 +56,28 @@ class D4RLSource(Source):
         except ImportError as error:
             raise ImportError(f"direct_download=False and from_env=True need the d4rl library: {error}") from error
         env, options = gym.make(self.dataset_id, **self.env_kwargs), {"terminate_on_end": self.terminate_on_end}
-        made = env.get_dataset() if self.library == "get_dataset" else d4rl.qlearning_dataset(env, **options)
+        if self.library == "get_dataset":
+            made = env.get_dataset()
+        else:
+            made = dict(d4rl.qlearning_dataset(env, **options))
+            if (cuts := self._cuts(env.get_dataset(), len(made["rewards"]))) is not None:
+                made["timeouts"] = cuts
         with required("h5py", "interop").File(path, "w") as file:
             for name, each in made.items():
                 file[name] = each
         return {}
+
+    def _cuts(self, recorded: Mapping[str, Any], count: int) -> np.ndarray | None:
+        """Which rows of `d4rl.qlearning_dataset` are the last ones of timed-out episodes, which it does not tell.
+
+        It has all rows but the last one, without the timed-out steps unless `terminate_on_end`. None for other rows.
+        """
+        if "timeouts" not in recorded:
+            return None
+        timed_out = np.reshape(recorded["timeouts"], -1) != 0
+        kept = np.ones(len(timed_out) - 1, np.bool_) if self.terminate_on_end else ~timed_out[:-1]
+        ends = timed_out[:-1] if self.terminate_on_end else timed_out[1:]  # of a step before one that is left out
+        return ends[kept] if np.count_nonzero(kept) == count else None
 
     def parts(self, folder: Path) -> Sequence[Part]:
         path = self._file(folder)
@@ -74,8 +93,15 @@ class D4RLSource(Source):
                 if each.dtype.kind not in "biufc" or (single and each.size != rows):
                     kind = "one number a row" if single else "numbers"
                     raise CorruptDatasetError(f"{path}: {name} must be {kind}, it is {each.dtype} {[*each.shape]}")
-            bounds = ranges(rows - 1, sum(each.nbytes for each in held.values()))
+            steps = rows - (not self._has_last(held))
+            bounds = ranges(steps, sum(each.nbytes for each in held.values())) if steps > 0 else []
         return [Part(last - first, path, (first, last)) for first, last in bounds]
+
+    @staticmethod
+    def _has_last(held: Mapping[str, Any]) -> bool:
+        """Whether the last row of a file is a step: one that ends an episode, or whose next observation is stored."""
+        flags = (held[name] for name in ("terminals", "timeouts") if name in held and len(held[name]))
+        return "next_observations" in held or any(bool(np.any(values(each, slice(-1, None)))) for each in flags)
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         first, last = part.which
@@ -83,7 +109,9 @@ class D4RLSource(Source):
         with opened(part.path) as file:
             names = [name for name in _OF_ROWS if name in file and len(file[name])]  # skips an empty group of infos
             found = {name: values(file[name], slice(start, last + 1)) for name in names}
-        rows = nested(found, last + 1 - start, f"{part.path}, rows {start} to {last}")
+        rows = nested(found, len(found["rewards"]), f"{part.path}, rows {start} to {last}")
+        if len(rows) == last - start:  # the last row of the file: there is no next one
+            rows = torch.cat([rows, torch.zeros_like(rows[:1])])
         here, after, signals = rows[first - start : -1], rows[first - start + 1 :], self._signals(rows)
         before = [] if first else [torch.zeros_like(signals[:1])]
         out: Any = torch.cat([*before, signals[:-2]])
@@ -130,7 +158,10 @@ def _described(held: Any) -> Any:
 class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of D4RL (arXiv:2004.07219), licensed CC BY 4.0 unless upstream says otherwise.
 
-    A file of N rows gives N - 1 rows, as the last one has no next observation. Episodes end at ("next", "done").
+    A file of N rows gives N rows if its last one ends an episode, or if it has next observations; otherwise N - 1, as the
+    observation after the last action is unknown. Episodes end at ("next", "done"), or at ("next", "truncated") without
+    `use_truncated_as_done`. Files of some early datasets have no `timeouts`: there, time limits are not marked. With
+    `split_trajs` the last step of each trajectory, and of its padding, has ("next", "done").
 
     | key | content |
     |---|---|

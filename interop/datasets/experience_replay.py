@@ -14,7 +14,7 @@ from typing import Any, Literal
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
 from interop.data.arguments import whole
 from interop.datasets.checkpointer import DatasetCheckpointer
-from interop.datasets.committed import damage_of, made, made_again, opened, record_of
+from interop.datasets.committed import check_revision, damage_of, made, made_again, opened, record_of
 from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
@@ -37,6 +37,9 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     The rows on disk are never modified. With a writable `writer`, written rows are copied to the memory of this process.
 
+    An iteration, `for batch in dataset`, ends after ceil(rows / batch_size) batches. The sampler draws them: by default
+    independently, so that some rows come several times and others not. A sampler with epochs ends an iteration with its
+    epoch: `sampler=SamplerWithoutReplacement()` draws each row once. `sample()` has no end.
 
     Args:
         source: the source of files and rows.
@@ -94,6 +97,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         if files is not None and not files.is_dir() and (force or not is_there(folder)):
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
         made_from = {"kind": f"{_KIND} of {source.family}", "schema": _SCHEMA, **json.loads(json.dumps(asdict(source)))}
+        if source.revision > 1:
+            made_from["revision"] = source.revision
         if files is not None:
             made_from["from_local"] = os.fspath(files)
         make = partial(made, source, files, self.METADATA_NAME, force, num_workers)
@@ -102,8 +107,11 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         def make_sure() -> None:
             if files is None and not download:
                 self._check_there()
+            when = next(whens)
+            if when == "missing":
+                check_revision(folder, source.revision)
             with damage_of(folder):
-                publish(folder, made_from, make, when=next(whens))
+                publish(folder, made_from, make, when=when)
 
         chosen = writer() if writer is not None and not isinstance(writer, Writer) else writer
         chosen = chosen or ImmutableDatasetWriter()
@@ -142,11 +150,15 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         of = {"kind": kind, "schema": _SCHEMA, "of": record_of(base).get("made")}
 
         def make(scratch: Path) -> dict[str, Any]:
-            rows = split(self._open(base, ImmutableDatasetWriter()), scratch / "data")
+            rows = split(self._open(base, ImmutableDatasetWriter()), scratch / "data", self._source.ends_parts)
             return {"rows": rows, "made": secrets.token_hex(8)}
 
         with damage_of(self.data_path):
             return publish(self.data_path, of, make, when="differs")
+
+    def epoch_items(self) -> float:
+        """The number of rows."""
+        return len(self)
 
     @property
     def root(self) -> Path:

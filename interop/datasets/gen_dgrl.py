@@ -61,13 +61,13 @@ class GenDGRLSource(Source):
         for name, file in tar_members(part.path):
             if name.endswith(".npy") and left:
                 where = f"{part.path}, {name}"
-                episode = _episode(load_object(file, where), where)[:left]
+                episode = _episode(load_object(file, where), where, left)
                 yield episode
                 left -= len(episode)
 
 
-def _episode(held: Any, where: str) -> TensorDict:
-    """The steps of an episode, from T + 1 upstream observations."""
+def _episode(held: Any, where: str, most: int) -> TensorDict:
+    """The first `most` steps of an episode, from T + 1 upstream observations. The last one ends it."""
     try:
         observation, action, reward, done = (held[key] for key in ("observations", "actions", "rewards", "dones"))
         with np.errstate(invalid="ignore"):
@@ -79,7 +79,8 @@ def _episode(held: Any, where: str) -> TensorDict:
     if pixels.ndim != 4 or not len(pixels) or (observation.dtype != np.uint8 and (pixels != observation).any()):
         raise CorruptDatasetError(f"{where}: observations must be images, of whole numbers from 0 to 255")
     truncated, none = np.zeros_like(done), np.zeros_like(done)
-    truncated[-1:] = ~done[-1:]
+    last = max(min(most, len(done)) - 1, 0)
+    truncated[last : last + 1] = ~done[last : last + 1]
     flags = {"terminated": done, "truncated": truncated, "done": done | truncated}
     rows = {
         "observation": pixels[:-1],
@@ -87,7 +88,7 @@ def _episode(held: Any, where: str) -> TensorDict:
         "next": {"observation": pixels[1:], "reward": reward, **flags},
         **dict.fromkeys(flags, none),
     }
-    return nested(rows, len(pixels) - 1, where)
+    return nested(rows, len(pixels) - 1, where)[:most]
 
 
 class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
@@ -105,8 +106,9 @@ class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
     | "done", "terminated", "truncated": False | [1] | bool |
 
     An episode ends at upstream's "done": ("next", "done") and ("next", "terminated"). The environment was reset in that
-    step, so the last next observation is the first one of a new level. If the last step of a file is not done, it has
-    ("next", "truncated") and ("next", "done").
+    step, so the last next observation is the first one of a new level, which upstream's own reader replaces by zeros. If the
+    last step of a file is not done, or the last row that is used cuts an episode, it has ("next", "truncated") and ("next",
+    "done").
 
     Args:
         dataset_id: `<game>-<category>`, one of `available_datasets`.

@@ -119,6 +119,50 @@ def datasets(group: Any) -> dict[str, Any]:
     return found
 
 
+def shapes(file: Any, name: str) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+    """Dtype and shape of the datasets below a group of an `opened` file, by path; none if there is no such group.
+
+    The dtype of text is None. Values are not checked: that is for those who read them.
+    """
+    h5py = required("h5py", "interop")
+    try:
+        return _shapes(h5py, h5py.h5o.open(file.id, name.encode())) if name in file else {}
+    except _FAULTS as error:
+        raise _damaged(h5py, file.id, error) from error
+
+
+def _shapes(h5py: Any, group: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+    found: dict[tuple[str, ...], tuple[Any, tuple[int, ...]]] = {}
+    if isinstance(group, h5py.h5g.GroupID):
+        for key in group:
+            at = h5py.h5o.open(group, key)
+            if isinstance(at, h5py.h5d.DatasetID):
+                dtype = at.dtype
+                found[key.decode(),] = None if h5py.check_string_dtype(dtype) else dtype, at.shape
+            else:
+                found |= {(key.decode(), *path): each for path, each in _shapes(h5py, at).items()}
+    return found
+
+
+def attributes(group: Any) -> dict[str, Any]:
+    """The attributes of a group of an `opened` file, as JSON. CorruptDatasetError for damaged ones, and for other types."""
+    return {name: _as_json(value, f"{group.name}, attribute {name}") for name, value in group.attrs.items()}
+
+
+def _as_json(value: Any, where: str) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind not in "biufSUO":
+            raise CorruptDatasetError(f"{where} is of {value.dtype}: neither numbers nor text")
+        return _as_json(value.tolist(), where)
+    if isinstance(value, list):
+        return [_as_json(each, where) for each in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise CorruptDatasetError(f"{where} is a {type(value).__name__}: neither numbers nor text")
+
+
 def _values(h5py: Any, it: Any, rows: slice) -> Any:
     """`values` for a low-level h5py identifier, which is faster than `h5py.Dataset` for small datasets."""
     try:

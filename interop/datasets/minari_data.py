@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,8 @@ from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
 from interop.datasets.hub import hub_download, hub_files
-from interop.datasets.minari_episodes import episodes, steps_of
+from interop.datasets.minari_episodes import described_episodes, episodes, infos_of, steps_of
+from interop.datasets.minari_infos import layout_of
 from interop.datasets.minari_rows import rows
 from interop.datasets.minari_spaces import arrays_of, spec_of
 from interop.datasets.source import Part, Source
@@ -33,6 +34,7 @@ class MinariSource(Source):
     """A Minari dataset on the Hugging Face hub or in a local folder."""
 
     family: ClassVar[str] = "minari"
+    revision: ClassVar[int] = 2
 
     dataset_id: str
 
@@ -67,13 +69,17 @@ class MinariSource(Source):
             if said.get(key, count) != count:
                 raise CorruptDatasetError(f"{data} has {key} of {count}, its metadata.json says {said[key]}")
         size = _row_bytes(_arrays(said))
-        return grouped(data, ((each, each.steps, each.steps * size) for each in found), _BYTES)
+        infos = layout_of(infos_of(data, said["data_format"], found))
+        size += 2 * sum(np.dtype((info.dtype or "O", info.shape)).itemsize for info in infos.values())
+        parts = grouped(data, ((each, each.steps, each.steps * size) for each in found), _BYTES)
+        return [replace(part, which=(*part.which, infos)) for part in parts]
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         said = _described(part.path)
         arrays = _arrays(said)
+        *found, infos = part.which
         at_once = min(_ROWS, max(16, _BYTES // _row_bytes(arrays)))
-        return rows(steps_of(part.path, said["data_format"], part.which), arrays, at_once)
+        return rows(steps_of(part.path, said["data_format"], found), arrays, infos, at_once)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
         said = {
@@ -82,6 +88,7 @@ class MinariSource(Source):
             "combined_datasets": [],
             **_described(self._data(folder)),
         }
+        said["episodes"] = described_episodes(self._data(folder), said["data_format"])
         [(namespace, name, version)] = re.findall(r"^(?:(.+)/)?(.+?)(?:-v(\d+))?$", said["dataset_id"])
         about = {"namespace": namespace or None, "dataset_name": name, "version": int(version) if version else None}
         return {**said, **about}
@@ -145,11 +152,18 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     | ("next", "reward") | rewards, [1]; integers become float64 |
     | ("next", "terminated"), ("next", "truncated"), ("next", "done") | bool [1]; done is either |
     | "episode" | the episode number, int64 |
-    | "info", ("next", "info"), "state", ("next", "state") | as observations. Infos missing at the reset are zero |
+    | "info", ("next", "info"), "state", ("next", "state") | as observations |
     | other entries of T rows | as stored |
 
     The entries of a Tuple are "0", "1", .... JPEG images are decoded. Text stays text. Arrays of unknown spaces are read as
-    stored.
+    stored. An episode whose last step has no flag, which Minari allows, is truncated there.
+
+    All rows have the infos of all episodes. An info that is missing, at the reset, in single steps, or in a whole episode,
+    is zero or empty text. An info that is one value for an episode is in all of its rows. Where infos differ in shape, rows
+    have the largest one, with zeros behind the values; numbers have the common dtype.
+
+    `metadata` has Minari's metadata, and under "episodes" a dict for each episode, with "id", "total_steps", "seed",
+    "options" and other entries, as far as Minari recorded them.
 
     Args:
         dataset_id: such as "D4RL/door/human-v2"; one of `available_datasets`, which queries the hub.
@@ -160,8 +174,9 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     Raises:
         ValueError: an unknown dataset. The message has the nearest names.
         FileNotFoundError: the local dataset does not exist.
-        CorruptDatasetError: the rows of an entry do not match the steps of its episode, episodes differ in entries, or
-            metadata.json has other totals. The message names file, episode, entry and both numbers.
+        CorruptDatasetError: the rows of an entry do not match the steps of its episode, episodes differ in entries other
+            than infos, an info is text in some episodes only, or metadata.json has other totals. The message names file,
+            episode, entry and both numbers.
     """
 
     METADATA_NAME = "env_metadata.json"

@@ -5,11 +5,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from interop.data.arguments import required
 from interop.data.keys import entries_below
 from interop.datasets.arrow_columns import faults, values
 from interop.datasets.errors import CorruptDatasetError
-from interop.datasets.hdf5 import arrays, opened
+from interop.datasets.hdf5 import arrays, attributes, opened, shapes
+from interop.datasets.minari_infos import EpisodeInfos, Kind
 
 ONE_MORE = ("observations", "infos", "state")  # entries of T + 1 rows
 _HDF5 = "main_data.hdf5"
@@ -54,12 +57,55 @@ def steps_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[Steps]
             yield _steps(each, str(folder), _arrow_entries(folder, kind, each.steps))
 
 
-def _steps(episode: Episode, where: str, entries: dict[str, Any]) -> Steps:
-    def name(key: str) -> str:
-        place = key.removeprefix("_index_")  # a part of a Tuple
-        return place if place.isdigit() else key
+def infos_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[EpisodeInfos]:
+    """The kinds of the infos of these episodes. HDF5: from headers; Arrow and Parquet: from the infos."""
+    if kind == "hdf5":
+        with opened(data / _HDF5) as file:
+            for each in these:
+                where = f"{data / _HDF5}, episode {each.number}"
+                found = shapes(file, f"episode_{each.number}/infos")
+                kinds = {tuple(map(_name, path)): Kind(*how) for path, how in found.items()}
+                yield EpisodeInfos(where, each.steps, kinds)
+    else:
+        for each in these:
+            folder = data / str(each.number)
+            entries = _arrow_entries(folder, kind, each.steps, "infos")
+            kinds = {path[1:]: _kind(values) for path, values in entries_below(entries)}
+            yield EpisodeInfos(str(folder), each.steps, kinds)
 
-    return Steps(episode, where, {tuple(map(name, path)): each for path, each in entries_below(entries)})
+
+def _kind(values: Any) -> Kind:
+    return Kind(None, (len(values),)) if isinstance(values, list) else Kind(values.dtype, values.shape)
+
+
+def described_episodes(data: Path, kind: str) -> list[dict[str, Any]]:
+    """What the files say of each episode, in order: "id", "total_steps", "seed", "options" and others, as JSON."""
+    found, out = episodes(data, kind), []
+    if kind == "hdf5":
+        with opened(data / _HDF5) as file:
+            for each in found:
+                said: dict[str, Any] = {}
+                for name, value in attributes(file[f"episode_{each.number}"]).items():
+                    *above, last = name.split("/")  # Minari writes nested options as "options/a/b"
+                    holder = said
+                    for key in above:
+                        holder = holder.setdefault(key, {})
+                    holder[last] = value
+                out.append({**said, "id": each.number, "total_steps": each.steps})
+        return out
+    for each in found:
+        said = json.loads((data / str(each.number) / "metadata.json").read_bytes())
+        out.append({**said, "id": each.number, "total_steps": each.steps})
+    return out
+
+
+def _steps(episode: Episode, where: str, entries: dict[str, Any]) -> Steps:
+    return Steps(episode, where, {tuple(map(_name, path)): each for path, each in entries_below(entries)})
+
+
+def _name(key: str) -> str:
+    place = key.removeprefix("_index_")  # a part of a Tuple
+    return place if place.isdigit() else key
 
 
 def _of_hdf5(path: Path) -> Iterator[Episode]:
@@ -86,7 +132,8 @@ def _of_arrow(data: Path) -> Iterator[Episode]:
                 raise CorruptDatasetError(f"{path} does not say the total_steps of this episode ({error})") from error
 
 
-def _arrow_entries(folder: Path, kind: str, steps: int) -> dict[str, Any]:
+def _arrow_entries(folder: Path, kind: str, steps: int, *names: str) -> dict[str, Any]:
+    """The columns of an episode with one of these names, by default all."""
     pyarrow = required("pyarrow", "datasets")
     files = sorted(folder.glob(f"*.{kind}"), key=lambda path: (len(path.name), path.name))  # part-2 before part-10
     with faults(f"{folder}: its {kind} files"):
@@ -94,11 +141,33 @@ def _arrow_entries(folder: Path, kind: str, steps: int) -> dict[str, Any]:
         table.validate(full=True)
         if len(table) != steps + 1:
             raise CorruptDatasetError(f"{folder} has {len(table)} rows, {steps + 1} are needed for {steps} steps")
+        out = {}
+        for name in names or table.column_names:
+            if name in table.column_names and name != "episode_id":
+                column = table[name].chunk(0).slice(0, steps + (name in ONE_MORE))
+                read = _infos if name == "infos" else values
+                out[name] = read(column, f"{folder}, {name}")
+        return out
+
+
+def _infos(column: Any, where: str, metadata: Any = None) -> Any:
+    """As `values`, where single values may be missing: these are zero, or empty text. Infos of no values are left out."""
+    types = required("pyarrow", "datasets").types
+    if types.is_struct(column.type):
+        inner = zip(column.type, column.flatten(), strict=True)
         return {
-            name: values(table[name].chunk(0).slice(0, steps + (name in ONE_MORE)), f"{folder}, {name}")
-            for name in table.column_names
-            if name != "episode_id"
+            field.name: _infos(each, f"{where}/{field.name}", field.metadata)
+            for field, each in inner
+            if each.null_count < len(each)
         }
+    if not column.null_count:
+        return values(column, where, metadata)
+    known = values(column.drop_null(), where, metadata)
+    if isinstance(known, list):
+        return [each or "" for each in column.to_pylist()]
+    out = np.zeros((len(column), *known.shape[1:]), known.dtype)
+    out[column.is_valid().to_numpy(zero_copy_only=False)] = known
+    return out
 
 
 def _table(path: Path, kind: str) -> Any:

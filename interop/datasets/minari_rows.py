@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.images import stacked
 from interop.datasets.minari_episodes import ONE_MORE, Episode, Steps
+from interop.datasets.minari_infos import Layout, fitted
 from interop.datasets.rows import leaf
 
 _KEYS = {
@@ -27,15 +28,24 @@ Arrays = Mapping[tuple[str, ...], np.dtype]
 """The entries of a step by their place, as dtypes with a shape, where they are known."""
 
 
-def rows(found: Iterable[Steps], arrays: Arrays, most: int) -> Iterator[TensorDict]:
+def rows(found: Iterable[Steps], arrays: Arrays, infos: Layout, most: int) -> Iterator[TensorDict]:
     """Yield the steps of episodes; short episodes are joined, long ones split into pieces of `most` steps.
+
+    All rows have all `infos`. The last step of an episode ends it: it is truncated unless it is terminated.
 
     CorruptDatasetError if an entry does not match the steps of its episode, or differs from other episodes.
     """
     waiting: list[Steps] = []
     count = 0
     for (number, steps), where, entries in found:
-        entries = {path: _with_reset(values, path, steps, where) for path, values in entries.items()}
+        given = {path: each for path, each in entries.items() if path[0] != "infos" or path[1:] not in infos}
+        given = {path: _checked(each, path, steps, where) for path, each in given.items()}
+        for path, info in infos.items():
+            if info.misfit is None:
+                given["infos", *path] = fitted(entries.get(("infos", *path)), info, steps)
+            elif info.misfit[0] == where:
+                raise CorruptDatasetError(info.misfit[1])
+        entries = _ended(given)
         for start in range(0, steps, most):
             stop = min(start + most, steps)
             cut = {path: values[start : stop + (path[0] in ONE_MORE)] for path, values in entries.items()}
@@ -48,14 +58,24 @@ def rows(found: Iterable[Steps], arrays: Arrays, most: int) -> Iterator[TensorDi
         yield _joined(waiting, arrays)
 
 
-def _with_reset(values: Any, path: tuple[str, ...], steps: int, where: str) -> Any:
-    """Validate the number of rows. Infos without the reset get a first row of zeros or empty text."""
+def _checked(values: Any, path: tuple[str, ...], steps: int, where: str) -> Any:
+    """Validate the number of rows."""
     needed, count = steps + (path[0] in ONE_MORE), len(values) if isinstance(values, list) or np.ndim(values) else 0
-    if path[0] == "infos" and count == steps:
-        return ["", *values] if isinstance(values, list) else np.concatenate([np.zeros_like(values[:1]), values])
     if count != needed:
         raise CorruptDatasetError(f"{where}: {'/'.join(path)} has {count} rows, {needed} are needed for {steps} steps")
     return values
+
+
+def _ended(entries: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
+    """Mark the last step of an episode as truncated unless a flag ends it, as Minari's collector does."""
+    terminated, truncated = (entries.get((name,)) for name in ("terminations", "truncations"))
+    if not isinstance(terminated, np.ndarray) or not isinstance(truncated, np.ndarray) or not len(truncated):
+        return entries  # `_joined` reports what is missing
+    if not terminated[-1].any() and not truncated[-1].any():
+        ended = truncated.copy()
+        ended[-1] = True
+        return {**entries, ("truncations",): ended}
+    return entries
 
 
 def _joined(pieces: Sequence[Steps], arrays: Arrays) -> TensorDict:

@@ -1,5 +1,6 @@
 """Open X-Embodiment: robot trajectories in archives of pickled episodes on the Hugging Face hub."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class OpenXSource(Source):
     """Webdataset archives `<id>/<id>_00000.tar`, with one member `<key>.data.pickle` per episode."""
 
     family = "openx"
+    revision = 2
 
     def shards(self) -> list[HubFile]:
         """The archives on the hub. ValueError for an unknown id."""
@@ -53,7 +55,8 @@ class OpenXSource(Source):
     def read(self, part: Part) -> Iterator[TensorDict]:
         first, stop, before = part.which
         for number, encoded in enumerate(episodes(part.path, first, stop), before + first):
-            yield trajectory(encoded, number)
+            if encoded[1]:
+                yield trajectory(encoded, number)
 
 
 def _of_downloaded(name: str) -> Any:
@@ -71,7 +74,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
       step, zeros or empty text.
     - "action", "discount" and others: as upstream. Python floats become float32.
     - ("next", "reward") [1]; ("next", "done"), ("next", "terminated") and ("next", "truncated") bool [1] from `is_last` and
-      `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`.
+      `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`. The last step
+      of an episode is truncated if it has none of these flags.
     - "episode" int32 []: the episode number.
 
     Iteration without a batch size yields whole trajectories, cropped to `slice_len`; for a downloaded dataset,
@@ -79,8 +83,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
 
     A stream is read over the network, or from `from_local`, and is not stored on disk. A batch has random windows of the
     next trajectories, truncated at their ends: `num_slices` equal ones, windows of `slice_len`, or a single one. After the
-    last trajectory the stream restarts. With `prefetch` above 1, batches may be reordered. A stream has no length, index,
-    folder or checkpoint.
+    last trajectory the stream restarts, so that iteration with a batch size does not end. With `prefetch` above 1, batches
+    may be reordered. A stream has no length, index, folder or checkpoint.
 
     Args:
         dataset_id: one of `available_datasets`.
@@ -181,6 +185,10 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             storage=storage, sampler=sampler, batch_size=count * (length or _LONGEST), generator=self._rng
         )
         return map(self.transform, whole)
+
+    def epoch_items(self) -> float:
+        """The number of rows; infinity for a stream, which restarts."""
+        return math.inf if self.streaming else super().epoch_items()
 
     def delete(self) -> None:
         """Remove the rows from disk. RuntimeError for a stream."""

@@ -24,7 +24,11 @@ Episode = tuple[str, Sequence[Mapping[str, Any]]]  # name for errors, steps with
 
 
 def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-    """Yield the episodes of an archive. A text path is an archive on the hub, read as a network stream."""
+    """Yield the episodes of an archive. Some may have no steps. A text path is an archive on the hub, read as a stream.
+
+    CorruptDatasetError for other content, and for an archive whose episodes all have no steps.
+    """
+    empty: str | None = ""  # the last episode without steps, while there is no other one
     with ExitStack() as opened:
         found = (
             tar_members(archive)
@@ -36,20 +40,25 @@ def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> It
             where = f"{archive}, {name}"
             content = load_object(member, where)
             steps = content.get("steps") if isinstance(content, Mapping) else None
-            if not isinstance(steps, list) or not steps or not all(isinstance(step, Mapping) for step in steps):
+            if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
                 raise CorruptDatasetError(f'{where}: is no dict with a list of dicts under "steps"')
+            empty = where if not steps and empty is not None else None
             yield where, steps
+    if empty and not first and stop is None:
+        raise CorruptDatasetError(f'{empty}: no episode of this archive is a dict with a list of dicts under "steps"')
 
 
 def trajectory(episode: Episode, number: int) -> TensorDict:
-    """Convert an episode to a tensordict [T], see `OpenXExperienceReplay`."""
+    """Convert an episode of at least one step to a tensordict [T], see `OpenXExperienceReplay`."""
     where, steps = episode
     entries, count = _entries(steps, where), len(steps)
     if missing := [key for key in _REQUIRED if key not in entries]:
         raise CorruptDatasetError(f"{where}: the steps have no {', '.join(missing)}")
     reward, first, last, terminal = (entries.pop(key) for key in _REQUIRED[1:])
     rows = nested(entries, count, where)
-    done, terminated = column(last, torch.bool), column(terminal, torch.bool)
+    terminated = column(terminal, torch.bool)
+    done = column(last, torch.bool) | terminated
+    done[-1] = True  # an episode ends with its last step, whether it is flagged or not
     then = {
         "observation": following(rows.get("observation")),
         "reward": column(reward, torch.float32),

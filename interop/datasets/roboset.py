@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
-from interop.datasets.hdf5 import arrays, datasets, opened
+from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.hub import hub_download, hub_files, local_files
 from interop.datasets.rows import following, nested
 from interop.datasets.source import Part, Source
@@ -36,6 +37,7 @@ class RobosetSource(Source):
     """RoboSet files whose paths start with the id. Their groups `Trial<number>` are demonstrations."""
 
     family: ClassVar[str] = "roboset"
+    revision: ClassVar[int] = 2
 
     def download(self, folder: Path) -> Mapping[str, str]:
         if self.dataset_id not in IDS:
@@ -53,7 +55,9 @@ class RobosetSource(Source):
                         if missing := [key for key in _NEEDED if key not in trial]:
                             raise CorruptDatasetError(f"{path}: {name} has no {missing[0]!r}")
                         size = sum(each.nbytes for each in trial.values())
-                        trials.append(((int(found[1]), seed, path, name), len(trial["actions"]), size))
+                        rows = len(trial["actions"])
+                        steps = rows - _has_last_state(values(trial["actions"], slice(max(rows - 1, 0), None)))
+                        trials.append(((int(found[1]), seed, path, name), steps, size))
         return grouped(folder, sorted(trials))
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
@@ -63,19 +67,35 @@ class RobosetSource(Source):
             yield _rows(held, f"{path}, {name}", number, seed)
 
 
+def _has_last_state(actions: Any) -> bool:
+    """Whether the last row is the state behind the last step, for which RoboHive records an action of NaN."""
+    last = np.asarray(actions)[-1:]
+    return last.size > 0 and last.dtype.kind == "f" and bool(np.isnan(last).all())
+
+
 def _rows(held: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
-    """Convert a trial to rows."""
-    steps = len(held["actions"])
-    out = nested(held, steps, where)
-    out["action"] = out.pop("actions")
-    done = out["done"] = out["done"].bool().reshape(-1, 1)
-    after = TensorDict({"reward": out.pop("rewards").reshape(-1, 1), "done": done, "terminated": done}, [steps])
-    for name, key in ("observations", "observation"), ("env_infos", "info"):
+    """Convert a trial to rows: T, or T - 1 transitions if its last row is the state behind them.
+
+    RoboHive's logger writes a row for each time: the state, the reward and the flag of this state, and the action taken in
+    it. The reward of an action is then that of the next row. Trials without the last state have rewards beside their action.
+    """
+    count = len(held["actions"])
+    states = _has_last_state(held["actions"])
+    rows = nested(held, count, where)
+    done = rows["done"] = rows["done"].bool().reshape(-1, 1)
+    reward = rows.pop("rewards").reshape(-1, 1)
+    for name, key in ("observations", "observation"), ("env_infos", "info"), ("actions", "action"):
         if name in held:
-            out[key] = out.pop(name)
-            after[key] = following(out[key])
-    out["terminated"] = out["truncated"] = after["truncated"] = torch.zeros_like(done)
-    out["episode"], out["seed"] = (torch.full([steps], value) for value in (number, seed))
+            rows[key] = rows.pop(name)
+    seen = rows.select("observation", "info", strict=False)
+    after = seen[1:] if states else following(seen)
+    out = rows[:-1] if states else rows
+    after["reward"], after["terminated"] = (each[1:] if states else each for each in (reward, done))
+    after["truncated"] = torch.zeros_like(after["terminated"])
+    after["truncated"][-1:] = ~after["terminated"][-1:]  # the end of a trial, whether it is flagged or not
+    after["done"] = after["terminated"] | after["truncated"]
+    out["terminated"] = out["truncated"] = torch.zeros_like(after["done"])
+    out["episode"], out["seed"] = (torch.full([len(out)], value) for value in (number, seed))
     out["next"] = after
     return out
 
@@ -90,11 +110,18 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
     |---|---|
     | "observation", "action", "time", and other entries | as upstream |
     | "info" | `env_infos`, nested |
-    | ("next", "observation"), ("next", "info") | those of the next step; zeros in the last one |
-    | ("next", "reward") | [1], as upstream |
-    | "done", ("next", "done"), ("next", "terminated") | bool [1]: `done` of the same step |
-    | "terminated", "truncated", ("next", "truncated") | bool [1]: False |
+    | ("next", "observation"), ("next", "info") | those after the action |
+    | ("next", "reward"), ("next", "terminated") | [1]: the reward, and `done` as bool, after the action |
+    | ("next", "truncated") | bool [1]: the last step of a trial that is not done |
+    | ("next", "done") | bool [1]: terminated or truncated |
+    | "done" | bool [1]: `done` as upstream |
+    | "terminated", "truncated" | bool [1]: False |
     | "episode", "seed" | int64 []: the trial number in its file, and the file number. A change starts a new trial |
+
+    RoboHive writes a trial of T steps as T + 1 rows: the last one is the last state, with an action of NaN, and a reward is
+    that of the state beside it. Such a trial gives T rows with the true next observations, and the reward and `done` of the
+    next state. A trial without a last row of NaN has T rows, whose reward and `done` belong to the action beside them. There
+    the next observation and info of the last step are unknown: zeros.
 
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.

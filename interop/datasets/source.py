@@ -40,6 +40,10 @@ class Source(ABC):
     dataset_id: str
 
     family: ClassVar[str]  # subfolder of `~/.cache/fbuf`
+    revision: ClassVar[int] = 1
+    """Grows when the same files become other rows. Folders of an earlier revision are not read."""
+    ends_parts: ClassVar[bool] = False
+    """Whether `split_trajs` sets ("next", "done") in the last step of each trajectory and of its padding."""
 
     @abstractmethod
     def download(self, folder: Path) -> Mapping[str, str]:

@@ -15,8 +15,10 @@ from interop.storages import LazyMemmapStorage, Storage, columns
 _WRITTEN = 1 << 26  # bytes per write, with padding
 
 
-def split(storage: Storage, folder: Path) -> int:
+def split(storage: Storage, folder: Path, ends: bool = False) -> int:
     """Write the trajectories of a storage to a folder as rows [T], T the longest. Returns the number of trajectories.
+
+    With `ends`, ("next", "done") is set in the last step of each trajectory, and in the last one of its padding.
 
     A trajectory ends at ("next", "done"), and where "episode" or "seed" changes. Rows get "traj_ids", and "mask", which is
     False in the padding. ValueError for rows without ("next", "done") and "episode".
@@ -25,7 +27,7 @@ def split(storage: Storage, folder: Path) -> int:
     longest = int(np.diff(starts).max())
     made = LazyMemmapStorage(len(starts) - 1, scratch_dir=folder)
     try:
-        write(made, _groups(storage, starts, longest), len(starts) - 1, "Splitting")
+        write(made, _groups(storage, starts, longest, ends), len(starts) - 1, "Splitting")
         return len(made)
     finally:
         made.close()
@@ -46,7 +48,7 @@ def _ends(storage: Storage) -> np.ndarray:
     return np.unique(np.concatenate(ends))
 
 
-def _groups(storage: Storage, starts: np.ndarray, longest: int) -> Iterator[TensorDictBase]:
+def _groups(storage: Storage, starts: np.ndarray, longest: int, ends: bool) -> Iterator[TensorDictBase]:
     first: Any = storage.get(slice(0, 1))
     count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories per write
     for group in range(0, len(starts) - 1, count):
@@ -55,4 +57,11 @@ def _groups(storage: Storage, starts: np.ndarray, longest: int) -> Iterator[Tens
         ids = np.repeat(np.arange(group, group + len(bounds) - 1), np.diff(bounds))
         rows["traj_ids"] = torch.from_numpy(ids)
         made = split_trajectories(rows, prefix=())
-        yield pad(made, [0, 0, 0, longest - made.shape[1]])
+        made = pad(made, [0, 0, 0, longest - made.shape[1]])
+        if ends:
+            lengths = torch.from_numpy(np.diff(bounds))
+            done = made["next", "done"].clone()
+            done[torch.arange(len(lengths)), lengths - 1] = True
+            done[:, -1] = True
+            made["next", "done"] = done
+        yield made

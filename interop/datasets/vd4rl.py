@@ -14,19 +14,17 @@ from tensordict import TensorDict, TensorDictBase
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped, ranges
-from interop.datasets.hdf5 import arrays, datasets, opened
+from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.hub import hub_download, hub_files, local_files
-from interop.datasets.rows import following, nested, zeroed
+from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
 from interop.transforms import Resize, ToTensorImage, Transform
 
 _REPO, _TOP = "conglu/vd4rl", "vd4rl/"
 _SUFFIXES = (".npz", ".hdf5")
-_LAST = 2  # `step_type` of an episode's last step
-_KEYS: dict[str, Any] = {  # upstream name -> key; other names become ("state", name)
-    "image": "pixels", "observation": "pixels", "action": "action", "discount": "discount", "is_first": "is_init",
-    "is_last": ("next", "done"), "is_terminal": ("next", "terminated"), "reward": ("next", "reward"),
-}  # fmt: skip
+_FIRST, _LAST = 0, 2  # values of `step_type`
+_FLAGS = ("is_first", "is_last", "is_terminal")
+_SINGLE = ("action", "reward", "discount")  # entries of a step, which upstream's readers convert to float32
 # Errors of NumPy for damaged files, and files that are no array archives.
 _FAULTS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError, RuntimeError)
 
@@ -54,6 +52,7 @@ class VD4RLSource(Source):
     """The files of a V-D4RL folder: each is an episode, or a shard of many episodes."""
 
     family: ClassVar[str] = "vd4rl"
+    revision: ClassVar[int] = 2
 
     def download(self, folder: Path) -> Mapping[str, str]:
         files = [file for file in hub_files(_REPO, f"{_TOP}{self.dataset_id}/") if Path(file.path).suffix in _SUFFIXES]
@@ -67,56 +66,104 @@ class VD4RLSource(Source):
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for path, first, last in part.which:
+            start, stop = max(first - 1, 0), last + 1  # with the image before these rows, and the flags behind them
             if path.suffix == ".npz":
-                found: Mapping[str, Any] = _episode(path)
+                found = _cut(_episode(path), slice(start, stop), path)
             else:
                 with opened(path) as file:
-                    found = arrays(file, slice(first, last + 1))
-            yield _rows(found, last - first, f"{path}, from row {first}")
+                    found = arrays(file, slice(start, stop))
+            yield _transitions(found, first - start, last - start, f"{path}, from row {first}")
 
 
 def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
-    """Yield ((path, first, last), rows, bytes) for ranges of rows of a file. An episode is one range."""
+    """Yield ((path, first, last), steps, bytes) for ranges of rows of a file. An episode is one range."""
     if path.suffix == ".npz":
-        rows = np.size(_episode(path, "reward")["reward"])
-        yield (path, 0, rows), rows, path.stat().st_size
+        begins, _, _ = _marks(_cut(_episode(path, "action", "discount", *_FLAGS), slice(None), path), str(path))
+        yield (path, 0, len(begins)), int((~begins).sum()), path.stat().st_size
         return
     with opened(path) as file:
         held = datasets(file)
-        if "reward" not in held:
-            raise CorruptDatasetError(f"{path} has no reward for each step: no file of V-D4RL")
-        rows, size = held["reward"].size, sum(each.nbytes for each in held.values())
+        if missing := [name for name in ("action", "reward", "step_type") if name not in held or not held[name].ndim]:
+            raise CorruptDatasetError(f"{path} has no {missing[0]} for each step: no shard of V-D4RL")
+        marked: dict[str, Any] = {
+            name: values(held[name]) for name in ("action", "discount", "step_type") if name in held
+        }
+        rows, size = len(marked["action"]), sum(each.nbytes for each in held.values())
+        begins, _, _ = _marks(marked, str(path))
     for first, last in ranges(rows, size):
-        yield (path, first, last), last - first, size * (last - first) // rows
+        yield (path, first, last), int((~begins[first:last]).sum()), size * (last - first) // rows
 
 
 def _episode(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Read arrays of an `.npz` file, by default all."""
+    """Read the arrays of an `.npz` file that have one of `names`, by default all."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names or archive.files}
+            return {name: archive[name] for name in archive.files if not names or name in names}
     except _FAULTS as error:
         raise CorruptDatasetError(f"{path} cannot be read as an .npz file ({error})") from error
 
 
-def _rows(found: Mapping[str, Any], count: int, where: str) -> TensorDict:
-    """The first `count` rows. An extra row, if present, is the next row of the last one."""
+def _cut(found: Mapping[str, np.ndarray], rows: slice, path: Path) -> dict[str, np.ndarray]:
+    """Rows of an episode. Some upstream files were cut, but not their flags: flags behind the last action do not count."""
+    if np.ndim(found.get("action", 0)) == 0:
+        raise CorruptDatasetError(f"{path} has no action for each step: no episode of V-D4RL")
+    steps = len(found["action"])
+    out = {}
+    for name, each in found.items():
+        if np.ndim(each) == 0 or len(each) < steps or (name not in _FLAGS and len(each) > steps):
+            raise CorruptDatasetError(f"{path}: {name} has {np.size(each)} rows, there are {steps} actions")
+        out[name] = each[:steps][rows]
+    return out
+
+
+def _marks(found: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whether rows follow no other row, are flagged as last, and are terminal: bool [rows].
+
+    Files of old versions lack flags. Their first row begins an episode, and terminal rows have a discount of zero.
+    """
+    count = len(found["action"])
+    none = np.zeros(count, np.bool_)
+    try:
+        if "step_type" in found:
+            kinds = np.reshape(found["step_type"], count)
+            first, last = kinds == _FIRST, kinds == _LAST
+            terminal = last & (np.reshape(found["discount"], count) == 0) if "discount" in found else none
+        else:
+            first, last = (np.reshape(found[name], count) != 0 if name in found else none for name in _FLAGS[:2])
+            name = "is_terminal" if "is_terminal" in found else "discount"
+            given = np.reshape(found.get(name, none), count)
+            terminal = given != 0 if name == "is_terminal" else (given == 0) & (name in found)
+    except ValueError as error:
+        raise CorruptDatasetError(f"{where}: flags must have one value a row: {error}") from error
+    begins = first.copy()
+    begins[:1] = True
+    begins[1:] |= last[:-1]
+    return begins, last, terminal
+
+
+def _transitions(found: Mapping[str, Any], first: int, last: int, where: str) -> TensorDict:
+    """The steps that lead to the rows from `first` to `last`. Upstream stores an action beside the image it led to."""
     if {"reward", "action"} - found.keys() or not {"image", "observation"} & found.keys():
         raise CorruptDatasetError(f"{where}: there are no images, actions or rewards, only {', '.join(found)}")
-    rows = nested(found, np.size(found["reward"]), where)
-    every = TensorDict({_KEYS.get(name, ("state", name)): each for name, each in rows.items()}, rows.batch_size)
-    after = following(every.select("pixels", "state", strict=False))[:count]
-    out = every[:count]
-    given = out.pop("next")
-    if "step_type" in found:
-        after = zeroed(after, out["state", "step_type"] == _LAST)
-    after["reward"] = given["reward"].reshape(-1, 1)
-    if "done" in given and "terminated" in given:
-        done, terminated = (given[key].bool().reshape(-1, 1) for key in ("done", "terminated"))
-        after.update({"done": done, "terminated": terminated, "truncated": done & ~terminated})
-        out.update(dict.fromkeys(("done", "terminated", "truncated"), torch.zeros_like(done)))
-    out["next"] = after
-    return out
+    begins, flagged, terminal = _marks(found, where)
+    pixels = "image" if "image" in found else "observation"
+    rows = nested({name: each for name, each in found.items() if name not in _FLAGS}, len(begins), where)
+    seen = TensorDict({"pixels": rows[pixels]}, rows.batch_size)
+    for name, each in rows.items():
+        if name not in (pixels, *_SINGLE):
+            seen["state", name] = each
+    after = torch.from_numpy(first + np.flatnonzero(~begins[first:last]))
+    step = {name: each for name, each in rows[after].items() if name in _SINGLE}
+    step |= {name: each.float() for name, each in step.items() if each.is_floating_point()}
+    out, out["next"] = seen[after - 1], seen[after]
+    is_first = found["step_type"] == _FIRST if "step_type" in found else found.get("is_first", begins)
+    out["is_init"] = torch.from_numpy(np.reshape(is_first, len(begins)) != 0)[after - 1]
+    # A row without the flag also ends an episode if the next row does not follow it.
+    ends = torch.from_numpy(flagged | np.append(begins[1:], True))[after].unsqueeze(1)
+    terminated = torch.from_numpy(terminal)[after].unsqueeze(1)
+    flags = {"done": ends | terminated, "terminated": terminated, "truncated": ends & ~terminated}
+    out["next"].update({"reward": step.pop("reward").reshape(-1, 1), **flags})
+    return out.update(step).update(dict.fromkeys(flags, torch.zeros_like(ends)))
 
 
 class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
@@ -124,18 +171,23 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
 
     The licence is that of https://huggingface.co/datasets/conglu/vd4rl. Rows are in file order.
 
+    Upstream stores each action, reward and discount beside the image that they led to. A row here is a transition: the image
+    before the action, the action, its reward, and the image after it. A file of T images of an episode gives T - 1 rows; its
+    first action, reward and discount are placeholders of upstream.
+
     | key | content |
     |---|---|
-    | "pixels" | uint8 [64, 64, 3]; [3, 84, 84] for 84px. Samples are float32 [3, height, width] with `totensor` |
-    | "action", "discount" | float32, as upstream |
-    | "state" | other entries of upstream, nested |
-    | ("next", "pixels"), ("next", "state") | those of the next row; zeros in the last row of an episode |
+    | "pixels", ("next", "pixels") | uint8 [64, 64, 3]; [3, 84, 84] for 84px. Samples with `totensor`: float32 [3, H, W] |
+    | "action", "discount" | float32: the action, and the discount after it |
+    | "state", ("next", "state") | other entries of upstream, nested |
     | ("next", "reward") | float32 [1] |
     | "is_init" | bool []: first step of an episode |
     | ("next", "done"), ("next", "terminated"), ("next", "truncated") | bool [1]: last; terminal; last but not terminal |
     | "done", "terminated", "truncated" | bool [1], False |
 
-    Datasets of 84px have no flags and no `split_trajs`. Their episodes end at ("state", "step_type") 2.
+    The last ("next", "pixels") of an episode are the true ones. The last row of an episode without a flag at its end is
+    truncated: upstream has files that were cut. In datasets of 84px the flags are made of ("state", "step_type"), which is 0
+    for the first image of an episode and 2 for the last one.
 
     Args:
         dataset_id: one of `available_datasets`, which queries the hub, such as "main/walker_walk/random/64px". Any name with
@@ -152,19 +204,14 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     def __init__(
         self, dataset_id: str, batch_size: int | None = None, *, totensor: bool = True,
         image_size: int | Sequence[int] | None = None, transform: Transform | Callable[[Any], Any] | None = None,
-        split_trajs: bool = False, **more: Any,
+        **more: Any,
     ) -> None:  # fmt: skip
-        if split_trajs and "84px" in Path(dataset_id).parts:
-            raise ValueError(
-                'split_trajs needs ("next", "done"), which the datasets of 84px do not have: load the rows, whose episodes '
-                'end where ("state", "step_type") is 2'
-            )
         if image_size is not None and not totensor and transform is None and "84px" not in Path(dataset_id).parts:
             raise ValueError(
                 "image_size needs totensor=True, or a transform that moves the channels: stored are [height, width, 3]"
             )
         source = VD4RLSource(dataset_id)
-        super().__init__(source, batch_size, transform=transform, split_trajs=split_trajs, **more)
+        super().__init__(source, batch_size, transform=transform, **more)
         pixels: Any = ["pixels", ("next", "pixels")]
         if totensor and not any(isinstance(each, ToTensorImage) for each in self.transform):
             self.append_transform(ToTensorImage(in_keys=pixels, shape_tolerant=True))

@@ -172,6 +172,11 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     def ran_out(self, value: bool) -> None:
         pass
 
+    @property
+    def has_epochs(self) -> bool:
+        """Whether iteration ends where `ran_out` says so: for each class that defines `ran_out`."""
+        return type(self).ran_out is not Sampler.ran_out
+
     def reloaded(self, storage: Storage) -> None:
         """The rows of the storage were loaded."""
 

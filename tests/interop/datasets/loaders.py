@@ -52,6 +52,7 @@ class Loader:
         trailing: whether rewards and flags have a last dim of one.
         episode: the key of the number of the episode.
         splits: whether there is `split_trajs`.
+        ends_parts: whether `split_trajs` ends a trajectory that goes on.
         writes: whether rows can be written by default.
     """
 
@@ -66,6 +67,7 @@ class Loader:
     trailing: bool = True
     episode: str | None = None
     splits: bool = True
+    ends_parts: bool = False
     writes: bool = False
 
 
@@ -204,6 +206,7 @@ LOADERS = [
         _d4rl,
         lengths=(5, 4, 3, 7),
         root_flags="shifted",
+        ends_parts=True,
     ),
     Loader(
         "atari_dqn",
@@ -253,8 +256,9 @@ LOADERS = [
         partial(datasets.VD4RLExperienceReplay, "main/walker_walk/random/64px", totensor=False),
         sources_vd4rl.make,
         _on_the_hub("conglu", "vd4rl", "vd4rl", "main", "walker_walk", "random", "64px"),
-        lengths=(6, 4),
+        lengths=(5, 3),
         observation="pixels",
+        behind="true",
     ),
     Loader(
         "lerobot",

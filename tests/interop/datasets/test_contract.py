@@ -125,6 +125,9 @@ def test_trajectories(dataset, rows):
     held = dataset.construct(split_trajs=True)[:]
     assert held["mask"].sum() == len(rows) and held["mask"].sum(1).tolist() == [*loader.lengths]
     assert held.shape == (len(loader.lengths), max(loader.lengths))
+    if loader.ends_parts:
+        assert held["next", "done"][:, -1].all()
+        rows["next", "done"][np.cumsum(loader.lengths) - 1] = True
     assert equal(held[held["mask"]].exclude("mask", "traj_ids"), rows)
     assert equal(dataset.construct(split_trajs=True, download=False)[:], held)
 

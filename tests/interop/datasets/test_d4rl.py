@@ -1,6 +1,7 @@
 """D4RL: flat files, in which an episode ends at a terminal or a time-out."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import h5py
@@ -8,11 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from interop import LazyTensorStorage, TensorDictReplayBuffer
 from interop.datasets import d4rl, grouping
 from interop.datasets.d4rl import D4RLExperienceReplay, D4RLSource
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
-from tests.interop.datasets import sources_d4rl
+from interop.shared.published_folder import RECORD
+from interop.transforms import Reward2GoTransform
+from tests.interop.datasets import sources_d4rl, sources_law
 from tests.interop.datasets.sources_d4rl import ROWS, flags
+from tests.interop.datasets.sources_toy import edit
 
 ID = "hopper-medium-v2"
 
@@ -188,16 +193,83 @@ def test_rows_by_the_library(tmp_path, monkeypatch, rng):
 
     def qlearning_dataset(env, terminate_on_end):
         asked.append(terminate_on_end)
-        names = ["observations", "actions", "rewards", "terminals"]
-        return {**{name: env.get_dataset()[name] for name in names}, "next_observations": held["observations"]}
+        return sources_law.qlearning_dataset(env.get_dataset(), terminate_on_end)
 
     monkeypatch.setitem(sys.modules, "gym", SimpleNamespace(make=make_env))
     monkeypatch.setitem(sys.modules, "d4rl", SimpleNamespace(qlearning_dataset=qlearning_dataset))
     rb = D4RLExperienceReplay(ID, 4, root=tmp_path / "a", from_env=True, size=3)
     assert asked == [(ID, {"size": 3})] and rb.metadata == {"algorithm": "SAC"} and ("next", "info") in rb[:].keys(True)
-    rb = D4RLExperienceReplay(ID, 4, root=tmp_path / "b", direct_download=False, terminate_on_end=True)
-    assert asked[1:] == [(ID, {}), True]
-    assert len(rb) == ROWS - 1 and torch.equal(rb[:3]["observation"], rb[:3]["next", "observation"])
+    for terminate_on_end in (True, False):
+        root, options = tmp_path / str(terminate_on_end), {"terminate_on_end": terminate_on_end}
+        rows = D4RLExperienceReplay(ID, 4, root=root, direct_download=False, **options)[:]
+        assert asked[1:] == [(ID, {}), terminate_on_end]
+        del asked[1:]
+        made = sources_law.qlearning_dataset(held, terminate_on_end)
+        np.testing.assert_array_equal(rows["observation"], made["observations"])
+        np.testing.assert_array_equal(rows["next", "reward"].squeeze(1), made["rewards"])
+        known = ~rows["next", "done"].squeeze(1)
+        np.testing.assert_array_equal(rows["next", "observation"][known], made["next_observations"][known])
+        np.testing.assert_array_equal(rows["next", "terminated"].squeeze(1), made["terminals"])
+        # d4rl leaves the timed-out step 8 out unless terminate_on_end, and does not tell where
+        assert rows["next", "truncated"].flatten().nonzero().tolist() == [[8 if terminate_on_end else 7]]
+
+
+@pytest.mark.parametrize("end", ["terminals", "timeouts"])
+@pytest.mark.parametrize("part_bytes", [1 << 25, 1])
+def test_a_row_that_ends_an_episode_needs_no_successor(tmp_path, monkeypatch, end, part_bytes):
+    monkeypatch.setattr(grouping, "_BYTES", part_bytes)
+    none = np.zeros(8, np.bool_)
+    held = {
+        "observations": np.arange(8, dtype=np.float32)[:, None],
+        "actions": np.ones((8, 1), np.float32),
+        "rewards": np.arange(8, dtype=np.float32) * 10,
+        **{name: flags(8, (3, 7)) if name == end else none for name in ("terminals", "timeouts")},
+        "infos/qpos": np.arange(8)[:, None],
+    }
+    sources_d4rl.write(tmp_path / "some.hdf5", held)
+    rows = rows_of(tmp_path)
+    assert rows["next", "reward"].flatten().tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
+    assert rows["next", "done"].flatten().nonzero().flatten().tolist() == [3, 7]
+    assert rows["next", "observation"].flatten().tolist() == [1, 2, 3, 0, 5, 6, 7, 0]
+    assert rows["done"].flatten().nonzero().flatten().tolist() == [4]
+    assert rows["info", "qpos"].flatten().tolist() == [*range(8)] and not rows["next", "info", "qpos"][-1]
+    held[end][7] = False
+    sources_d4rl.write(tmp_path / "some.hdf5", held)
+    assert len(rows_of(tmp_path)) == 7
+    held["next_observations"] = held["observations"] + 1
+    sources_d4rl.write(tmp_path / "some.hdf5", held)
+    assert rows_of(tmp_path)["next", "observation"].flatten().tolist() == [1, 2, 3, 0, 5, 6, 7, 8]
+
+
+def test_the_last_step_of_a_part_is_done(whole):
+    """Also that of the last episode, which goes on, and as upstream's that of the padding."""
+    folder, held = whole
+    parts = D4RLExperienceReplay(ID, 4, root=folder / "root", from_local=folder, split_trajs=True)[:]
+    done, mask = parts["next", "done"].squeeze(-1), parts["mask"]
+    lengths = mask.sum(1)
+    assert lengths.tolist() == [5, 4, 3, 7] and done[:, -1].all()
+    assert done[torch.arange(4), lengths - 1].all() and (done & mask).sum() == 4
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Reward2GoTransform(gamma=0.5))
+    rb.extend(parts)
+    found = rb[:]["next", "reward"].squeeze(-1)
+    start = 0
+    for place, length in enumerate(lengths.tolist()):
+        expected, going = [], 0.0
+        for reward in held["rewards"][start : start + length][::-1].tolist():
+            going = reward + 0.5 * going
+            expected.insert(0, going)
+        torch.testing.assert_close(found[place, :length], torch.tensor(expected))
+        assert not found[place, length:].any()
+        start += length
+
+
+def test_rows_of_an_earlier_version_are_not_read(whole):
+    folder, _ = whole
+    make = partial(D4RLExperienceReplay, ID, 4, root=folder / "root", from_local=folder)
+    edit(make().data_path / RECORD, lambda held: held.pop("revision"))
+    with pytest.raises(ValueError, match=r"earlier version.*download='force'"):
+        make()
+    assert len(make(download="force")) == len(make()) == ROWS - 1
 
 
 def test_a_page_in_the_place_of_the_file_is_refused(tmp_path, server, monkeypatch):

@@ -194,17 +194,17 @@ def _other_dtype(file: h5py.File) -> None:
     file["episode_1/actions"] = np.zeros(2, np.float32)
 
 
-def _other_info(file: h5py.File) -> None:
-    file["episode_1/infos/y"] = np.zeros(3)
-
-
 def _wrong_info(file: h5py.File) -> None:
     del file["episode_1/infos/x"]
     file["episode_1/infos/x"] = np.zeros(7)
 
 
-def _one_value(file: h5py.File) -> None:
-    file["episode_1/infos/y"] = "one for all"
+def _text_in_one(file: h5py.File) -> None:
+    file["episode_0/infos/y"], file["episode_1/infos/y"] = np.zeros(4), "one for all"
+
+
+def _group_in_one(file: h5py.File) -> None:
+    file["episode_0/infos/y"], file["episode_1/infos/y/z"] = np.zeros(4), np.zeros(3)
 
 
 def _no_actions(file: h5py.File) -> None:
@@ -221,9 +221,9 @@ def _no_number(file: h5py.File) -> None:
     [
         (_longer, ["6", "5", "total_steps"]),
         (_other_dtype, ["episode 1", "actions", "float32", "int64", "episode 0"]),
-        (_other_info, ["episode 1", "infos/y"]),
         (_wrong_info, ["episode 1", "infos/x", "7 rows", "2 steps"]),
-        (_one_value, ["episode 1", "infos/y", "0 rows"]),
+        (_text_in_one, ["episode 0", "episode 1", "infos/y", "text"]),
+        (_group_in_one, ["episode 0", "episode 1", "infos/y", "group"]),
         (_no_actions, ["episode 0", "'actions'"]),
         (_no_number, ["one"]),
     ],

@@ -34,26 +34,24 @@ def rng():
 def test_rows_of_episodes(tmp_path, rng):
     episodes = sources_vd4rl.make(tmp_path, rng)
 
-    def joined(key):
-        return np.concatenate([held[key] for held in episodes])
+    def joined(key, rows):
+        return np.concatenate([held[key][rows] for held in episodes])
 
-    def shifted(key):
-        return np.concatenate([values for held in episodes for values in (held[key][1:], np.zeros_like(held[key][:1]))])
-
-    last, terminal = joined("is_last")[:, None], joined("is_terminal")[:, None]
+    before, after = slice(None, -1), slice(1, None)
+    last, terminal = joined("is_last", after)[:, None], joined("is_terminal", after)[:, None]
     assert_rows(
         rows_of(tmp_path),
         {
-            "pixels": joined("image"),
-            "action": joined("action"),
-            "discount": joined("discount"),
-            "is_init": joined("is_first"),
-            ("state", "height"): joined("height"),
-            ("state", "velocity"): joined("velocity"),
-            ("next", "pixels"): shifted("image"),
-            ("next", "state", "height"): shifted("height"),
-            ("next", "state", "velocity"): shifted("velocity"),
-            ("next", "reward"): joined("reward")[:, None],
+            "pixels": joined("image", before),
+            "action": joined("action", after),
+            "discount": joined("discount", after),
+            "is_init": joined("is_first", before),
+            ("state", "height"): joined("height", before),
+            ("state", "velocity"): joined("velocity", before),
+            ("next", "pixels"): joined("image", after),
+            ("next", "state", "height"): joined("height", after),
+            ("next", "state", "velocity"): joined("velocity", after),
+            ("next", "reward"): joined("reward", after)[:, None],
             ("next", "done"): last,
             ("next", "terminated"): terminal,
             ("next", "truncated"): last & ~terminal,
@@ -65,26 +63,65 @@ def test_rows_of_episodes(tmp_path, rng):
 @pytest.mark.parametrize("block", [1 << 24, 1000, 1])
 def test_rows_of_shards(tmp_path, rng, monkeypatch, block):
     monkeypatch.setattr(grouping, "_BYTES", block)
-    held = sources_vd4rl.make_shard(tmp_path / "a.hdf5", rng)
-    ended = (held["step_type"] == 2) | (np.arange(12) == 11)
-
-    def shifted(key):
-        values = np.roll(held[key], -1, axis=0)
-        values[ended] = 0
-        return values
-
+    held = sources_vd4rl.make_shard(tmp_path / "a.hdf5", rng)  # of three episodes: the last one is cut
+    after = np.flatnonzero(held["step_type"] != 0)
+    before, last = after - 1, (held["step_type"][after] == 2)[:, None]
+    last[-1] = True
     assert_rows(
         rows_of(tmp_path),
         {
-            "pixels": held["observation"],
-            "action": held["action"],
-            "discount": held["discount"],
-            ("state", "step_type"): held["step_type"],
-            ("next", "pixels"): shifted("observation"),
-            ("next", "state", "step_type"): shifted("step_type"),
-            ("next", "reward"): held["reward"][:, None],
+            "pixels": held["observation"][before],
+            "action": held["action"][after],
+            "discount": held["discount"][after],
+            "is_init": held["step_type"][before] == 0,
+            ("state", "step_type"): held["step_type"][before],
+            ("next", "pixels"): held["observation"][after],
+            ("next", "state", "step_type"): held["step_type"][after],
+            ("next", "reward"): held["reward"][after][:, None],
+            ("next", "done"): last,
+            ("next", "truncated"): last,
+            **dict.fromkeys(["done", "terminated", "truncated", ("next", "terminated")], np.zeros_like(last)),
         },
     )
+
+
+def test_files_that_were_cut_have_flags_behind_their_end(tmp_path, rng):
+    """As upstream's file with 500 images and rewards, and 501 flags. Numbers of other files are float32."""
+    held = sources_vd4rl.episode(rng, 6)
+    cut = {name: each[:5] for name, each in held.items() if not name.startswith("is_")}
+    cut |= {name: each for name, each in held.items() if name.startswith("is_")}
+    np.savez_compressed(tmp_path / "a.npz", **{**cut, "reward": cut["reward"].astype(np.float64)})
+    np.savez_compressed(tmp_path / "b.npz", **held)
+    rows = VD4RLExperienceReplay(ID, root=tmp_path / "root", from_local=tmp_path, totensor=False)[:]
+    np.testing.assert_array_equal(rows["next", "pixels"], np.concatenate([held["image"][1:5], held["image"][1:]]))
+    assert rows["next", "reward"].dtype == torch.float32
+    assert rows["next", "truncated"].flatten().nonzero().flatten().tolist() == [3, 8]
+    assert rows["is_init"].nonzero().flatten().tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "pairs", "ends"),
+    [
+        ([0], [5], [0, 1, 2, 3, 4], [4]),
+        ([0, 3], [], [0, 1, 3, 4], [1, 4]),  # a first image ends what is before it
+        ([0], [2], [0, 1, 3, 4], [1, 4]),  # and an image follows no last one
+        ([], [], [0, 1, 2, 3, 4], [4]),
+    ],
+)
+def test_flags_that_disagree(tmp_path, rng, first, last, pairs, ends):
+    held = sources_vd4rl.episode(rng, 6)
+    held |= {"is_first": np.isin(np.arange(6), first), "is_last": np.isin(np.arange(6), last)}
+    np.savez_compressed(tmp_path / "a.npz", **held)
+    rows, at = rows_of(tmp_path), np.array(pairs)
+    np.testing.assert_array_equal(rows["pixels"], held["image"][at])
+    np.testing.assert_array_equal(rows["next", "pixels"], held["image"][at + 1])
+    assert at[rows["next", "done"].flatten().numpy()].tolist() == ends
+
+
+def test_episodes_of_a_single_image_have_no_rows(tmp_path, rng):
+    for place, steps in enumerate((1, 3, 1)):
+        np.savez_compressed(tmp_path / f"{place}.npz", **sources_vd4rl.episode(rng, steps))
+    assert len(rows_of(tmp_path)) == 2
 
 
 class _Evil:
@@ -92,11 +129,13 @@ class _Evil:
         return print, ("this ran",)
 
 
-@pytest.mark.parametrize("how", ["cut", "text", "pickle", "objects", "number", "lengths", "no image", "no reward"])
+@pytest.mark.parametrize(
+    "how", ["cut", "text", "pickle", "objects", "number", "lengths", "flags", "no image", "no reward"]
+)
 def test_damaged_episodes_are_refused(tmp_path, rng, capsys, how):
     held = sources_vd4rl.episode(rng, 6)
     changes = {"objects": {"height": np.array([_Evil()] * 6, object)}, "number": {"height": np.float64(3)}}
-    changes["lengths"] = {"height": np.zeros(5)}
+    changes |= {"lengths": {"height": np.zeros(5)}, "flags": {"is_last": np.zeros(5)}}
     held |= changes.get(how, {})
     if how.startswith("no "):
         del held[how.removeprefix("no ")]
@@ -141,15 +180,14 @@ def repo(hub, rng):
 def test_the_buffer(tmp_path, repo):
     assert VD4RLExperienceReplay.available_datasets == ["main/cheetah_run/expert/84px", ID]
     rb = VD4RLExperienceReplay(ID, 4, root=tmp_path / "root", split_trajs=True)
-    assert len(rb) == 2 and rb[:]["mask"].sum() == 10
+    assert len(rb) == 2 and rb[:]["mask"].sum() == 8
     rb = VD4RLExperienceReplay(ID, 4, root=tmp_path / "root", download=False)
     batch = rb.sample()
-    assert len(rb) == 10 and batch["pixels"].shape == batch["next", "pixels"].shape == (4, 3, 8, 8)
+    assert len(rb) == 8 and batch["pixels"].shape == batch["next", "pixels"].shape == (4, 3, 8, 8)
     assert batch["pixels"].dtype == torch.float32 and batch["pixels"].max() <= 1
     pixels_84 = "main/cheetah_run/expert/84px"
-    with pytest.raises(ValueError, match=r"84px do not have.*step_type"):
-        VD4RLExperienceReplay(pixels_84, 4, root=tmp_path / "root", split_trajs=True)
-    assert not (tmp_path / "root" / pixels_84).exists()
+    split = VD4RLExperienceReplay(pixels_84, 4, root=tmp_path / "root", split_trajs=True)[:]
+    assert split["mask"].sum(1).tolist() == [4, 4, 1] and split["next", "done"][split["mask"]].sum() == 3
     shards = VD4RLExperienceReplay(pixels_84, 4, root=tmp_path / "root", image_size=6)
     assert shards.sample()["next", "pixels"].shape == (4, 3, 6, 6)
     with pytest.raises(ValueError, match=r"no dataset 'main/walker_walk/64px'.*'main/walker_walk/random/64px'"):
