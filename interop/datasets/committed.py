@@ -83,12 +83,13 @@ def check_preprocessed(folder: Path, state: Mapping[str, str]) -> None:
         record = json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):
         return  # `publish` makes the folder, or reports the damage
-    if isinstance(record, dict) and "preprocessed" in record and "local_files" in record:
-        if state and record["local_files"] != state["local_files"]:
-            raise ValueError(
-                f"the files in {record['from_local']} have changed since they were converted to {folder}, where the rows "
-                "were preprocessed. Pass download='force' to convert them anew, or another root"
-            )
+    if not isinstance(record, dict) or not {"preprocessed", "local_files"} <= record.keys():
+        return
+    if state and record["local_files"] != state["local_files"]:
+        raise ValueError(
+            f"the files in {record['from_local']} have changed since they were converted to {folder}, where the rows were "
+            "preprocessed. Pass download='force' to convert them anew, or another root"
+        )
 
 
 def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:

@@ -36,9 +36,7 @@ def hub_files(repo: str, prefix: str = "", revision: str | None = None) -> list[
     return sorted((file for file in files if file.path.startswith(prefix)), key=lambda file: file.path)
 
 
-def hub_download(
-    repo: str, files: Sequence[HubFile], folder: Path, revision: str | None = None
-) -> dict[str, str]:
+def hub_download(repo: str, files: Sequence[HubFile], folder: Path, revision: str | None = None) -> dict[str, str]:
     """Download files of a dataset repository to `folder / path`. Returns the SHA-256 of each by its path.
 
     Finished files are not downloaded again. `HF_ENDPOINT` and `HF_TOKEN` are honoured. `DownloadError` names the file, and

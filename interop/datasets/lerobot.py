@@ -88,7 +88,9 @@ class LeRobotSource(Source):
         features = self._features(folder, info)
         videos = [name for name, feature in features.items() if feature.kind == "video"]
         if videos and info.fps is None:
-            raise CorruptDatasetError(f"{folder}/meta/info.json: there is no fps, which gives the times of video frames")
+            raise CorruptDatasetError(
+                f"{folder}/meta/info.json: there is no fps, which gives the times of video frames"
+            )
         listed = episodes_of(folder, info, videos, self.episodes)
         if missing := [number for number in self.episodes or () if number not in listed]:
             there = [*episodes_of(folder, info, [], None)]
@@ -111,10 +113,12 @@ class LeRobotSource(Source):
             for episode, table in _tables(paths, list(episodes), list(dict.fromkeys(needed))):
                 where = f"{', '.join(map(str, paths))}, {episode}"
                 rows = _rows(table, features, tasks, where)
-                if not has_videos:
+                frames = _frames(table, where) if "frame_index" in needed else None
+                if frames is None or info.fps is None or not has_videos:
                     yield rows
                     continue
-                times = _times(table, info, where)
+                # Exact, unlike the column of float32 timestamps, whose steps grow with the time.
+                times = frames / info.fps
                 videos = {
                     _key(key, features): frames_at(file, (start + times).tolist(), self.tolerance_s)
                     for key, file, start in episode.videos
@@ -180,19 +184,20 @@ def _tables(paths: Sequence[Path], episodes: Sequence[Episode], columns: list[st
         try:
             rows = pieces[0] if len(pieces) == 1 else pyarrow.concat_tables(pieces)
         except pyarrow.ArrowException as error:
-            raise CorruptDatasetError(f"{', '.join(map(str, paths))}: {episode} has columns that differ: {error}") from error
+            raise CorruptDatasetError(
+                f"{', '.join(map(str, paths))}: {episode} has columns that differ: {error}"
+            ) from error
         if len(rows) != episode.length:
             raise CorruptDatasetError(f"{paths[0]}: {episode} has {len(rows)} rows, {episode.length} in meta/")
         yield episode, rows
 
 
-def _times(table: Any, info: Info, where: str) -> np.ndarray:
-    """The times of the rows in their videos, from the start of the episode. They are exact, unlike the column of float32
-    timestamps, whose steps grow with the time."""
-    frames = values_of(table["frame_index"], Feature("int64", (1,)), f"{where}, frame_index")
-    if (np.diff(frames, axis=0) < 0).any():
+def _frames(table: Any, where: str) -> np.ndarray:
+    """The numbers of the frames. CorruptDatasetError if the rows are not in their order."""
+    frames: np.ndarray = values_of(table["frame_index"], Feature("int64", (1,)), f"{where}, frame_index")[:, 0]
+    if (np.diff(frames) < 0).any():
         raise CorruptDatasetError(f"{where}: the rows are not in the order of frame_index")
-    return frames[:, 0] / info.fps
+    return frames
 
 
 def _rows(table: Any, features: Mapping[str, Feature], tasks: Mapping[int, str], where: str) -> TensorDict:

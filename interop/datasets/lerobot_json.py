@@ -36,7 +36,11 @@ def read_table(path: Path, columns: Sequence[str] | None = None, **options: Any)
                 raise CorruptDatasetError(
                     f"{path}: there is no column {name}" if times == 0 else f"{path}: {times} columns are named {name}"
                 )
-        return parquet.ParquetFile(path).read() if columns is None else parquet.read_table(path, columns=columns, **options)
+        return (
+            parquet.ParquetFile(path).read()
+            if columns is None
+            else parquet.read_table(path, columns=columns, **options)
+        )
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise CorruptDatasetError(f"{path} is missing, or no whole Parquet file: {error}") from error
 

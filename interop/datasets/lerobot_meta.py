@@ -204,8 +204,7 @@ def _check_format(entries: Entries, name: str) -> None:
             raise entries.wrong(name, needed)
     if len(text) > _LONGEST_PATH or "\0" in text:
         raise entries.wrong(name, needed)
-    path = Path("".join(literal for literal, *_ in parts))
-    if path.is_absolute() or ".." in Path(text).parts:
+    if Path(text).is_absolute() or ".." in Path(text).parts:
         raise CorruptDatasetError(f"{entries.where}: {name} {text!r} leads out of the folder")
 
 

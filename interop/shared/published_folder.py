@@ -56,7 +56,9 @@ def publish(
         return found
     with _locked(scratch, lambda: _log.warning("another process is making %s: waiting for it", folder)):
         _put_back(scratch, folder)
-        if found := _usable(folder, made_from or {}, when, replaces_foreign, states):  # another process made it meanwhile
+        if found := _usable(
+            folder, made_from or {}, when, replaces_foreign, states
+        ):  # another process made it meanwhile
             _clear(scratch, PROGRESS)
             return found
         _clear(scratch, DOWNLOADS, PROGRESS)
