@@ -22,6 +22,7 @@ from interop.datasets.minari_episodes import episodes, steps_of
 from interop.datasets.minari_rows import rows
 from interop.datasets.minari_spaces import arrays_of, spec_of
 from interop.datasets.source import Part, Source
+from interop.shared.source_files import files_below
 
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")
@@ -68,6 +69,9 @@ class MinariSource(Source):
                 raise CorruptDatasetError(f"{data} has {key} of {count}, its metadata.json says {said[key]}")
         size = _row_bytes(_arrays(said))
         return grouped(data, ((each, each.steps, each.steps * size) for each in found), _BYTES)
+
+    def inputs(self, folder: Path) -> list[Path]:
+        return files_below(self._data(folder))
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         said = _described(part.path)

@@ -24,6 +24,14 @@ _DROPPED = ("text", "prompt", "label", "valid_sample")
 _SCHEMA = 1  # version of the record of a folder's origin
 
 
+def _local_state(name: str, place: str) -> dict[str, str]:
+    """The state of the files in a local folder, as an entry of a record. Empty if they are not there (any more)."""
+    folder = Path(place)
+    # `datasets` writes its caches beside the files that it reads.
+    files = [path for path in files_below(folder) if not path.name.startswith("cache-")] if folder.is_dir() else []
+    return {name: state_of(files, folder)} if files else {}
+
+
 class TokenizedDatasetLoader:
     """Tokenizes a dataset of the Hugging Face hub or of a disk once, and memory-maps the result from then on.
 
@@ -31,7 +39,7 @@ class TokenizedDatasetLoader:
     the first "-". They are written to a scratch folder that is renamed when complete, so a killed process leaves no partial
     data. If several processes start together, one tokenizes and the others wait. Folders written by torchrl are replaced,
     since they do not record whether they are complete. A dataset of a disk is tokenized anew when names, sizes or times of
-    its files have changed.
+    its files, or of those of the tokenizer's folder, have changed.
 
     Args:
         split: "train", "valid" or another split of the dataset.
@@ -100,17 +108,11 @@ class TokenizedDatasetLoader:
         None, or no rows are left. KeyError if the split is not saved. OSError if the disk is full. After an error nothing is
         written.
         """
-        state = self._local_state()
+        state = {
+            **_local_state("local_files", self.dataset_name),
+            **_local_state("tokenizer", self.tokenizer_model_name),
+        }
         return published(self._folder, {**self._made_from(), **state}, self._make, states=state.keys())
-
-    def _local_state(self) -> dict[str, str]:
-        """The state of the files of a local dataset, as an entry of the record. Empty if they are not there (any more)."""
-        folder = Path(self.dataset_name)
-        if not folder.is_dir():
-            return {}
-        # `datasets` writes its caches beside the files that it reads.
-        files = [path for path in files_below(folder) if not path.name.startswith("cache-")]
-        return {"local_files": state_of(files, folder)} if files else {}
 
     def _made_from(self) -> dict[str, Any]:
         name = os.path.abspath(self.dataset_name) if self.from_disk else self.dataset_name
