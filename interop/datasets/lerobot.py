@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, groupby, islice, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from interop.datasets.rows import following, leaf
 from interop.datasets.source import Part, Source
 from interop.datasets.video import frames_at
 from interop.shared.source_files import files_below
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _CHUNK = 32  # rows with frames in memory at once
 _SCALARS = ("timestamp", "frame_index", "episode_index", "task_index")  # one value per row
@@ -173,7 +176,9 @@ def _collides(name: str, feature: Feature, features: Collection[str]) -> str | N
     return None
 
 
-def _tables(paths: Sequence[Path], episodes: Sequence[Episode], columns: list[str]) -> Iterator[tuple[Episode, Any]]:
+def _tables(
+    paths: Sequence[Path], episodes: Sequence[Episode], columns: list[str]
+) -> Iterator[tuple[Episode, "pa.Table"]]:
     """Yield each episode of some files with its rows."""
     numbers = [episode.number for episode in episodes]
     bounds = [("episode_index", ">=", min(numbers)), ("episode_index", "<=", max(numbers))]
@@ -192,15 +197,15 @@ def _tables(paths: Sequence[Path], episodes: Sequence[Episode], columns: list[st
         yield episode, rows
 
 
-def _frames(table: Any, where: str) -> np.ndarray:
+def _frames(table: "pa.Table", where: str) -> np.ndarray:
     """The numbers of the frames. CorruptDatasetError if the rows are not in their order."""
-    frames: np.ndarray = values_of(table["frame_index"], Feature("int64", (1,)), f"{where}, frame_index")[:, 0]
+    frames = np.asarray(values_of(table["frame_index"], Feature("int64", (1,)), f"{where}, frame_index"))[:, 0]
     if (np.diff(frames) < 0).any():
         raise CorruptDatasetError(f"{where}: the rows are not in the order of frame_index")
     return frames
 
 
-def _rows(table: Any, features: Mapping[str, Feature], tasks: Mapping[int, str], where: str) -> TensorDict:
+def _rows(table: "pa.Table", features: Mapping[str, Feature], tasks: Mapping[int, str], where: str) -> TensorDict:
     """The columns of an episode in TED format: with next observations and end flags.
 
     What is derived never replaces a feature.
@@ -217,7 +222,7 @@ def _rows(table: Any, features: Mapping[str, Feature], tasks: Mapping[int, str],
             values = values_of(table[name], features[name], f"{where}, {name}")
         except CorruptDatasetError as error:
             raise CorruptDatasetError(f"{error}. To read the other columns, pass exclude={[name]}") from error
-        rows[key] = leaf(values.reshape(-1) if name in _SCALARS else values)
+        rows[key] = leaf(values.reshape(-1) if name in _SCALARS and isinstance(values, np.ndarray) else values)
     if "task_index" in keys and "task" not in root:
         numbers = rows["task_index"].tolist()
         if missing := set(numbers) - tasks.keys():

@@ -1,6 +1,7 @@
 """Columns of a LeRobot dataset as arrays and text, of the kinds and shapes that `meta/info.json` states."""
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.images import stacked
 from interop.datasets.lerobot_meta import Feature
 from interop.datasets.rows import channels_first
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -30,7 +34,7 @@ def unsupported(feature: Feature) -> str | None:
     return None
 
 
-def values_of(column: Any, feature: Feature, where: str) -> Any:
+def values_of(column: "pa.ChunkedArray", feature: Feature, where: str) -> np.ndarray | list[str]:
     """Convert a column to an array [T, *shape] of the stated kind, or a list of text.
 
     CorruptDatasetError, prefixed by `where`, for gaps, rows of other shapes, and values that the stated kind does not have.
@@ -63,11 +67,11 @@ def values_of(column: Any, feature: Feature, where: str) -> Any:
     return _cast(flat, feature.kind, where).reshape(len(column), *feature.shape)
 
 
-def _is_number(types: Any, kind: Any) -> bool:
+def _is_number(types: ModuleType, kind: "pa.DataType") -> bool:
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
-def _cast(flat: Any, kind: str, where: str) -> np.ndarray:
+def _cast(flat: "pa.Array", kind: str, where: str) -> np.ndarray:
     """Convert an array of numbers to the stated kind, as upstream does. Rounds floats, but no integers."""
     pyarrow = required("pyarrow", "datasets")
     try:
@@ -76,9 +80,10 @@ def _cast(flat: Any, kind: str, where: str) -> np.ndarray:
         raise CorruptDatasetError(f"{where}: is no column of {kind}, but of {flat.type}: {error}") from error
 
 
-def _encoded(column: Any, where: str) -> list[bytes]:
+def _encoded(column: "pa.ChunkedArray", where: str) -> list[bytes]:
     """The content of image files: bytes, or structs with "bytes" and "path". The files of a path are not read."""
-    images = [each.get("bytes") if isinstance(each, dict) else each for each in column.to_pylist()]
-    if missing := sum(not (isinstance(each, bytes) and each) for each in images):
+    values = [each.get("bytes") if isinstance(each, dict) else each for each in column.to_pylist()]
+    images = [each for each in values if isinstance(each, bytes) and each]
+    if missing := len(values) - len(images):
         raise CorruptDatasetError(f"{where}: {missing} images are not in the file, whose column is {column.type}")
     return images

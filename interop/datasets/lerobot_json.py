@@ -4,10 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LARGEST = 1 << 53  # of whole numbers: JSON has no larger ones that are exact everywhere
 
@@ -26,7 +29,9 @@ def read_json(path: Path) -> Any:
         raise CorruptDatasetError(f"{path} is no JSON of a dataset: its values are nested too deeply") from error
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None, **options: Any) -> Any:
+def read_table(
+    path: Path, columns: Sequence[str] | None = None, filters: list[tuple[str, str, int]] | None = None
+) -> "pa.Table":
     """Read columns of a Parquet file, by default all. CorruptDatasetError if it is damaged, or one is not there once."""
     parquet, pyarrow = required("pyarrow.parquet", "datasets"), required("pyarrow", "datasets")
     try:
@@ -39,7 +44,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None, **options: Any)
         return (
             parquet.ParquetFile(path).read()
             if columns is None
-            else parquet.read_table(path, columns=columns, **options)
+            else parquet.read_table(path, columns=columns, filters=filters)
         )
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise CorruptDatasetError(f"{path} is missing, or no whole Parquet file: {error}") from error
@@ -57,7 +62,7 @@ class Entries:
     where: str
 
     @classmethod
-    def of(cls, value: Any, where: str) -> "Entries":
+    def of(cls, value: object, where: str) -> "Entries":
         if not isinstance(value, Mapping):
             raise CorruptDatasetError(f"{where} must be an object, it is {_shown(value)}")
         return cls(value, where)
@@ -97,12 +102,12 @@ class Entries:
         return self.found.get(name, default)
 
 
-def _is_number(value: Any, least: float) -> bool:
+def _is_number(value: object, least: float) -> bool:
     """Whether the value is a number in the range. Infinities and NaN are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """The value as JSON, cut after some characters; deep ones by their type."""
     if isinstance(value, Mapping | list | tuple):
         return f"a {type(value).__name__} of {len(value)}"

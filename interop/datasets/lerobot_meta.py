@@ -5,11 +5,15 @@ import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.lerobot_json import Entries, read_json, read_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 _NUMBERED = ("episode_index", "episode_chunk", "chunk_index", "file_index")  # numbers in the formats of paths
@@ -134,7 +138,7 @@ def _task_rows(path: Path) -> list[dict[str, Any]]:
     )
 
 
-def _is_text(types: Any, kind: Any) -> bool:
+def _is_text(types: ModuleType, kind: "pa.DataType") -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
@@ -178,7 +182,7 @@ def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, n
     if video_keys and not info.video_path:
         raise CorruptDatasetError(f"{folder}/meta/info.json: there is no video_path for the videos of {video_keys[0]}")
 
-    def file(path: str, group: str, **more: Any) -> Path:
+    def file(path: str, group: str, **more: str | int) -> Path:
         if not info.is_v2:
             more |= {name: row.whole(f"{group}/{name}") for name in ("chunk_index", "file_index")}
         return folder / _path(path, {**of_episode, **more}, row.where)
@@ -208,7 +212,7 @@ def _check_format(entries: Entries, name: str) -> None:
         raise CorruptDatasetError(f"{entries.where}: {name} {text!r} leads out of the folder")
 
 
-def _path(form: str, values: Mapping[str, Any], where: str) -> Path:
+def _path(form: str, values: Mapping[str, str | int], where: str) -> Path:
     """The path of a file, of a format that `_check_format` has admitted."""
     try:
         path = Path(form.format(**values))

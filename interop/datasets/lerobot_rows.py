@@ -72,9 +72,9 @@ def located(folder: Path, info: Info, listed: Mapping[int, Listed], chosen: Coll
                 )
         _check_totals(folder, info, listed)
     return [
-        Episode(number, episode.length, tuple(found[number]), tuple((key, *at) for key, at in episode.videos.items()))
+        Episode(number, each.length, tuple(found[number]), tuple((key, *at) for key, at in each.videos.items()))
         for number in found
-        if (episode := listed.get(number)) is not None
+        if (each := listed.get(number)) is not None
     ]
 
 

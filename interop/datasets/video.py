@@ -3,12 +3,15 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError
+
+if TYPE_CHECKING:
+    import av
 
 
 def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[np.ndarray]:
@@ -39,7 +42,7 @@ def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[
         raise CorruptDatasetError(f"{path} cannot be read as a video: {error}") from error
 
 
-def _time(frame: Any, path: Path) -> float:
+def _time(frame: "av.VideoFrame", path: Path) -> float:
     if frame.time is None:
         raise CorruptDatasetError(f"{path} has frames without a time")
     seconds: float = frame.time
