@@ -166,8 +166,8 @@ def _bytes(feature: Feature) -> int:
 def _collides(name: str, feature: Feature, features: Collection[str]) -> str | None:
     """Why the name of a feature cannot be a key of rows, or None."""
     key = _key(name, features)
-    if not all(key):
-        return "a name with an empty part"
+    if not all(key) or "/" in name or "\0" in name:
+        return "a name with an empty part, a slash or a NUL, which cannot be a key"
     if key == ("next",) or (key[0] == "next" and key[1] in _FLAGS and len(key) > 2):
         return f"in the way of the entries ('next', {', '.join(map(repr, _FLAGS))})"
     is_number = feature.kind not in ("string", "image", "video") and feature.shape in ((), (1,))

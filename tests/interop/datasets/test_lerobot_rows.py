@@ -228,6 +228,7 @@ def test_next_observations_of_upstream_are_kept_and_others_added(replay: Any, fi
         ("next", SCALAR, r"in the way of the entries \('next', 'done', 'terminated', 'truncated'\)"),
         ("next.done.left", SCALAR, "in the way of the entries"),
         ("a..b", SCALAR, "a name with an empty part"),
+        ("a/b", SCALAR, "a name with an empty part, a slash"),
         ("next.done", {"dtype": "int64", "shape": [2]}, r"int64 of shape \[2\], where one number a row is needed"),
         ("next.truncated", {"dtype": "string", "shape": [1]}, "string of shape"),
         ("language_events", {"dtype": "language", "shape": [1]}, "of kind 'language'"),
