@@ -11,7 +11,12 @@ from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.storages import Storage
 
 _NAME = "dataset.json"
-_PLACES = {"made", "files", "from_local"}  # fields of a record that differ between conversions of one dataset
+_PLACES = {
+    "made",
+    "files",
+    "from_local",
+    "local_files",
+}  # fields of a record that differ between conversions of one dataset
 
 
 class DatasetCheckpointer(StorageCheckpointerBase):

@@ -11,9 +11,10 @@ from typing import Any
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.writing import flush
 from interop.datasets.conversion import convert
-from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
+from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError, MissingDatasetError
 from interop.datasets.source import Source
 from interop.shared.published_folder import DOWNLOADS, RECORD, check_files
+from interop.shared.source_files import state_of
 from interop.storages import LazyMemmapStorage, TensorStorage
 
 
@@ -29,26 +30,66 @@ def made(
             shutil.rmtree(files, ignore_errors=True)
         files.mkdir(exist_ok=True)
         try:
-            sums = source.download(files)
+            with _downloaded_damage():
+                sums = source.download(files)
         except BaseException:
             with contextlib.suppress(OSError):
                 files.rmdir()  # if nothing was downloaded
             raise
         if not force and noted.exists():
             _check_sums(sums, json.loads(noted.read_text()), files)
-    try:
-        metadata = json.dumps(source.metadata(files))
-        rows = convert(source, files, scratch / "data", workers)
-    except CorruptDatasetError as error:
-        if not sums:
-            raise
-        raise CorruptDatasetError(f"{error}. Remove it to have it downloaded anew, or pass download='force'") from error
+        with _downloaded_damage():
+            metadata, rows = _converted(source, files, scratch, workers)
+    else:
+        before = local_state(source, files)
+        metadata, rows = _converted(source, files, scratch, workers)
+        if local_state(source, files) != before:
+            raise DatasetError(f"files in {files} changed while they were converted: wait until they are complete")
     (scratch / "data" / metadata_name).write_text(metadata)
     if sums:
         (scratch / "sums").write_text(json.dumps(dict(sums)))
         flush(scratch / "sums")
         (scratch / "sums").replace(noted)
     return {"rows": rows, "sha256": dict(sums), "made": secrets.token_hex(8)}
+
+
+def _converted(source: Source, files: Path, scratch: Path, workers: int) -> tuple[str, int]:
+    """Write the rows. Returns the metadata as JSON, and the number of rows."""
+    metadata = json.dumps(source.metadata(files))
+    return metadata, convert(source, files, scratch / "data", workers)
+
+
+@contextlib.contextmanager
+def _downloaded_damage() -> Iterator[None]:
+    """Add the way out to errors of damaged files that were downloaded."""
+    try:
+        yield
+    except CorruptDatasetError as error:
+        raise CorruptDatasetError(f"{error}. Remove it to have it downloaded anew, or pass download='force'") from error
+
+
+def local_state(source: Source, files: Path) -> dict[str, str]:
+    """The state of the files in a user's folder, as an entry of a record. Empty if they are not there (any more)."""
+    try:
+        inputs = source.inputs(files) if files.is_dir() else []
+        return {"local_files": state_of(inputs, files)} if inputs else {}
+    except (CorruptDatasetError, FileNotFoundError):
+        return {}
+
+
+def check_preprocessed(folder: Path, state: Mapping[str, str]) -> None:
+    """ValueError if the dataset of a folder was preprocessed, and its files have another state now."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+    except (OSError, ValueError):
+        return  # `publish` makes the folder, or reports the damage
+    if not isinstance(record, dict) or not {"preprocessed", "local_files"} <= record.keys():
+        return
+    if state and record["local_files"] != state["local_files"]:
+        raise ValueError(
+            f"the files in {record['from_local']} have changed since they were converted to {folder}, where the rows were "
+            "preprocessed. Pass download='force' to convert them anew, or another root"
+        )
 
 
 def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:

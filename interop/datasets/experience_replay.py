@@ -14,7 +14,16 @@ from typing import Any, Literal
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
 from interop.data.arguments import whole
 from interop.datasets.checkpointer import DatasetCheckpointer
-from interop.datasets.committed import check_revision, damage_of, made, made_again, opened, record_of
+from interop.datasets.committed import (
+    check_preprocessed,
+    check_revision,
+    damage_of,
+    local_state,
+    made,
+    made_again,
+    opened,
+    record_of,
+)
 from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
@@ -47,7 +56,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         root: the folder of the family, by default `~/.cache/fbuf/<family>`.
         download: True downloads missing files, "force" downloads and converts again, False raises `MissingDatasetError` if
             the dataset does not exist.
-        from_local: a folder with upstream files to convert instead of downloading.
+        from_local: a folder with upstream files to convert instead of downloading. Where names, sizes or times of these
+            files have changed since, the next construction converts them anew.
         split_trajs: store one row per trajectory, padded to the longest, with "mask" and "traj_ids", in
             `<root>/<dataset_id>_split`.
         num_workers: processes that read upstream files; 0 reads in this one.
@@ -58,7 +68,9 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         MissingDatasetError: the dataset does not exist, and `download=False`.
         DownloadError: a download failed, or a file differs from its first download.
         CorruptDatasetError: upstream files are damaged. The message names the file.
-        ValueError: the folder has the dataset with other arguments, or of a newer version.
+        DatasetError: files of `from_local` changed while they were converted.
+        ValueError: the folder has the dataset with other arguments, or of a newer version; or files of `from_local` have
+            changed since the dataset was converted and preprocessed.
         FileExistsError: the folder has other content.
         OSError: the disk is full.
     """
@@ -107,11 +119,14 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         def make_sure() -> None:
             if files is None and not download:
                 self._check_there()
+            state = {} if files is None else local_state(source, files)
             when = next(whens)
             if when == "missing":
                 check_revision(folder, source.revision)
             with damage_of(folder):
-                publish(folder, made_from, make, when=when)
+                if when == "missing":
+                    check_preprocessed(folder, state)
+                publish(folder, {**made_from, **state}, make, when=when, states=state.keys())
 
         chosen = writer() if writer is not None and not isinstance(writer, Writer) else writer
         chosen = chosen or ImmutableDatasetWriter()

@@ -24,16 +24,19 @@ class HubFile:
     sha256: str | None = None
 
 
-def hub_files(repo: str, prefix: str = "") -> list[HubFile]:
-    """The files of a dataset repository whose paths start with `prefix`, sorted by path."""
+def hub_files(repo: str, prefix: str = "", revision: str | None = None) -> list[HubFile]:
+    """The files of a dataset repository whose paths start with `prefix`, sorted by path.
+
+    `revision` is a branch, tag or commit, by default the main branch.
+    """
     hub = required("huggingface_hub", "datasets")
     with _as_download_error(repo, [prefix or "all files"]):
-        info = hub.HfApi().dataset_info(repo, files_metadata=True, timeout=_TIMEOUT)
+        info = hub.HfApi().dataset_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT)
     files = [HubFile(each.rfilename, each.size, each.lfs and each.lfs.sha256) for each in info.siblings or ()]
     return sorted((file for file in files if file.path.startswith(prefix)), key=lambda file: file.path)
 
 
-def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str, str]:
+def hub_download(repo: str, files: Sequence[HubFile], folder: Path, revision: str | None = None) -> dict[str, str]:
     """Download files of a dataset repository to `folder / path`. Returns the SHA-256 of each by its path.
 
     Finished files are not downloaded again. `HF_ENDPOINT` and `HF_TOKEN` are honoured. `DownloadError` names the file, and
@@ -45,7 +48,7 @@ def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str,
         checksum = checksum_of(folder, file.path, file.size, file.sha256)
         if checksum is None:
             (folder / file.path).unlink(missing_ok=True)  # damaged; the library only checks its own record
-            hub.hf_hub_download(repo, file.path, repo_type="dataset", local_dir=folder)
+            hub.hf_hub_download(repo, file.path, repo_type="dataset", local_dir=folder, revision=revision)
             checksum = checksum_of(folder, file.path, file.size, file.sha256)
         if checksum is None:
             (folder / file.path).unlink()

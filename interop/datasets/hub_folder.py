@@ -34,6 +34,9 @@ class HubFolderSource(Source):
             parts += [Part(found.row_group(place).num_rows, path, (place,)) for place in groups]
         return parts
 
+    def inputs(self, folder: Path) -> list[Path]:
+        return local_files(folder, "data/", ".parquet")
+
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         where = f"{part.path}, row group {part.which[0]}"
         with faults(where), required("pyarrow.parquet", "datasets").ParquetFile(part.path) as file:

@@ -1,4 +1,4 @@
-"""Decoding of JPEG and PNG images to arrays."""
+"""Decoding of JPEG, PNG and TIFF images to arrays."""
 
 import functools
 import importlib.util
@@ -12,12 +12,13 @@ from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError
 
 _FAULTS = (OSError, SyntaxError, ValueError, OverflowError)  # errors of decoders for damaged images
-_KEPT = ("L", "LA", "RGB", "RGBA", "I;16")  # Pillow modes that keep the values of the file
+_KEPT = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B", "F", "I")  # Pillow modes that keep the values of the file
 _MOST_PIXELS = 1 << 27  # per image: a header can announce more than the machine's memory
 
 
 def decoded(data: bytes | np.ndarray) -> np.ndarray:
-    """Decode a JPEG or PNG image to uint8 [H, W, C], or [H, W] if gray; uint16 for 16-bit PNG.
+    """Decode a JPEG, PNG or TIFF image to uint8 [H, W, C], or [H, W] if gray. Gray images of 16 bits a pixel become uint16;
+    TIFF images of floats or 32 bits, such as depths, float32 or int32.
 
     Palettes and CMYK become RGB. If simplejpeg is installed, it decodes JPEG to the same values, in a quarter to three
     quarters of Pillow's time, and detects damage that Pillow decodes as pixels. CorruptDatasetError for data that is no
@@ -26,7 +27,7 @@ def decoded(data: bytes | np.ndarray) -> np.ndarray:
     try:
         return _by_turbo(data) if _turbo() else _by_pillow(data)
     except _FAULTS as error:
-        raise CorruptDatasetError(f"this is no JPEG or PNG image, or a damaged one ({error})") from error
+        raise CorruptDatasetError(f"this is no JPEG or PNG image and no TIFF, or a damaged one ({error})") from error
 
 
 def stacked(images: Sequence[bytes | np.ndarray], where: str) -> np.ndarray:
@@ -65,8 +66,9 @@ def _by_turbo(data: bytes | np.ndarray) -> np.ndarray:
 def _by_pillow(data: bytes | np.ndarray) -> np.ndarray:
     pillow = required("PIL.Image", "datasets")
     try:
-        with pillow.open(io.BytesIO(bytes(data)), formats=("JPEG", "PNG")) as image:
-            return np.array(image if image.mode in _KEPT else image.convert("L" if image.mode == "1" else "RGB"))
+        with pillow.open(io.BytesIO(bytes(data)), formats=("JPEG", "PNG", "TIFF")) as image:
+            array = np.array(image if image.mode in _KEPT else image.convert("L" if image.mode == "1" else "RGB"))
+            return array.astype(array.dtype.newbyteorder("="), copy=False)
     except pillow.DecompressionBombError as error:
         raise ValueError(str(error)) from error
 

@@ -1,95 +1,223 @@
-"""The metadata files of a LeRobot dataset (`meta/`), with the locations of its episodes."""
+"""The metadata files of a LeRobot dataset (`meta/`): its features, tasks and episodes."""
 
-import json
-from collections.abc import Mapping, Sequence
+import re
+import string
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
+from interop.datasets.lerobot_json import Entries, read_json, read_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
+_NUMBERED = ("episode_index", "episode_chunk", "chunk_index", "file_index")  # numbers in the formats of paths
+_FORMAT = re.compile(r"(0?[1-9]\d?)?d?")  # of these numbers: at most 99 digits
+_LONGEST_PATH = 4096
 
 
 @dataclass(frozen=True)
-class Episode:
-    """The location of an episode. `videos` maps keys to the file and the start of the episode in seconds."""
+class Feature:
+    """A column, or a video. `kind` is upstream's `dtype`."""
+
+    kind: str
+    shape: tuple[int, ...]
+    is_depth: bool = False
+
+
+@dataclass(frozen=True)
+class Info:
+    """The content of `meta/info.json`. Totals and `fps` are None where they are not stated."""
+
+    version: str
+    features: Mapping[str, Feature]
+    fps: float | None
+    data_path: str
+    video_path: str
+    chunks_size: int
+    total_episodes: int | None
+    total_frames: int | None
+
+    @property
+    def is_v2(self) -> bool:
+        return self.version.startswith("v2")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An episode as `meta/` lists it: the number of its rows, the file that should have them, and its videos.
+
+    `videos` maps features to the file and the start of the episode in seconds.
+    """
 
     number: int
     length: int
     data: Path
-    videos: tuple[tuple[str, Path, float], ...]
-
-    def __str__(self) -> str:
-        return f"episode {self.number}"
+    videos: Mapping[str, tuple[Path, float]]
 
 
-def info_of(folder: Path) -> dict[str, Any]:
+def info_of(folder: Path) -> Info:
     """Read `meta/info.json`. DatasetError for a format version outside of `VERSIONS`."""
-    info: dict[str, Any] = read_json(path := folder / "meta/info.json")
-    version = info.get("codebase_version") if isinstance(info, dict) else None
+    said = read_json(path := folder / "meta/info.json")
+    version = said.get("codebase_version") if isinstance(said, dict) else None
     if version not in VERSIONS:
         raise DatasetError(
             f"{path}: codebase_version is {version!r}, this program reads {', '.join(VERSIONS)}. The lerobot package "
             "converts older datasets"
         )
-    return info
-
-
-def tasks_of(folder: Path) -> dict[int, str]:
-    """The text of each task."""
-    if (path := folder / "meta/tasks.jsonl").exists():
-        return {task["task_index"]: task["task"] for task in read_json(path)}
-    table = read_table(folder / "meta/tasks.parquet")
-    texts = [name for name in table.column_names if name != "task_index"]
-    return dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
-
-
-def episodes_of(folder: Path, info: Mapping[str, Any], video_keys: Sequence[str]) -> list[Episode]:
-    """All episodes in order. KeyError or TypeError if the location of one is missing."""
-    if (path := folder / "meta/episodes.jsonl").exists():
-        rows = read_json(path)
-    else:
-        tables = map(read_table, (folder / "meta/episodes").glob("*/*.parquet"))
-        kept = (table.select([name for name in table.column_names if "stats/" not in name]) for table in tables)
-        rows = [row for table in kept for row in table.to_pylist()]
-    if not rows:
-        raise CorruptDatasetError(f"{folder}/meta has no episodes.jsonl, and no episodes/*/*.parquet with rows")
-    return [_episode(folder, info, video_keys, row) for row in sorted(rows, key=lambda row: row["episode_index"])]
-
-
-def _episode(folder: Path, info: Mapping[str, Any], video_keys: Sequence[str], row: Mapping[str, Any]) -> Episode:
-    number: int = row["episode_index"]
-
-    def file(template: str, group: str, **more: str) -> Path:
-        indices = {name: row.get(f"{group}/{name}") for name in ("chunk_index", "file_index")}
-        chunk = number // info.get("chunks_size", 1000)
-        path = Path(template.format(episode_index=number, episode_chunk=chunk, **indices, **more))
-        if path.is_absolute() or ".." in path.parts:
-            raise CorruptDatasetError(f"{folder}/meta/info.json: {path} leads out of the folder")
-        return folder / path
-
-    videos = (
-        (key, file(info["video_path"], f"videos/{key}", video_key=key), row.get(f"videos/{key}/from_timestamp", 0.0))
-        for key in video_keys
+    entries = Entries.of(said, _where(folder, path))
+    for name in ("data_path", "video_path"):
+        if said.get(name) is not None:
+            _check_format(entries, name)
+    return Info(
+        version,
+        {name: _feature(each) for name, each in entries.objects("features").items()},
+        fps=entries.number("fps", least=1e-6) if "fps" in said else None,
+        data_path=said.get("data_path") or "",
+        video_path=said.get("video_path") or "",
+        chunks_size=entries.whole("chunks_size", least=1, default=1000),
+        total_episodes=entries.whole("total_episodes") if "total_episodes" in said else None,
+        total_frames=entries.whole("total_frames") if "total_frames" in said else None,
     )
-    return Episode(number, row["length"], file(info["data_path"], "data"), tuple(videos))
 
 
-def read_table(path: Path, **options: Any) -> Any:
-    """Read a Parquet file. CorruptDatasetError if it is missing or damaged."""
-    parquet, pyarrow = required("pyarrow.parquet", "datasets"), required("pyarrow", "datasets")
+def _where(folder: Path, path: Path) -> str:
+    return f"{folder}/meta does not describe all features and episodes: {path.relative_to(folder)}"
+
+
+def _feature(entries: Entries) -> Feature:
+    shape = entries.found.get("shape")
+    if not isinstance(shape, list):
+        raise entries.wrong("shape", "a list")
+    sizes = Entries({str(dim): size for dim, size in enumerate(shape)}, f"{entries.where}, shape")
+    infos = [entries.found.get(name) for name in ("info", "video_info")]
+    flags = [
+        info.get(name) for info in infos if isinstance(info, dict) for name in ("is_depth_map", "video.is_depth_map")
+    ]
+    return Feature(
+        # A size of -1 stands for lists of any length.
+        entries.text("dtype"), tuple(sizes.whole(str(dim), least=-1) for dim in range(len(shape))), any(flags)
+    )  # fmt: skip
+
+
+def tasks_of(folder: Path, info: Info) -> dict[int, str]:
+    """The text of each task."""
+    path = folder / ("meta/tasks.jsonl" if info.is_v2 else "meta/tasks.parquet")
+    where, tasks = _where(folder, path), dict[int, str]()
+    for row in read_json(path) if info.is_v2 else _task_rows(path):
+        task = Entries.of(row, where)
+        number, text = task.whole("task_index"), task.text("task")
+        if tasks.setdefault(number, text) != text:
+            raise CorruptDatasetError(f"{where}: the task {number} has two texts, {tasks[number]!r} and {text!r}")
+    return tasks
+
+
+def _task_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of `tasks.parquet`. Upstream writes a pandas frame with the texts as its index, in a column of any name."""
+    table = read_table(path)
     try:
-        return parquet.read_table(path, **options)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise CorruptDatasetError(f"{path} is missing, or no whole Parquet file: {error}") from error
+        described = table.schema.pandas_metadata or {}
+        index = [name for name in described.get("index_columns", ()) if isinstance(name, str)]
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise CorruptDatasetError(f"{path}: its description of a pandas frame is damaged: {error}") from error
+    types = required("pyarrow", "datasets").types
+    others = [name for name in table.column_names if name != "task_index"]
+    texts = [name for name in others if _is_text(types, table.schema.field(name).type)]
+    for chosen in ([name for name in index if name in others], [name for name in texts if name == "task"], texts):
+        if len(chosen) == 1 and "task_index" in table.column_names:
+            rows = zip(table["task_index"].to_pylist(), table[chosen[0]].to_pylist(), strict=True)
+            return [{"task_index": number, "task": text} for number, text in rows]
+    raise CorruptDatasetError(
+        f"{path} must have a column task_index, and one of texts as the index of a pandas frame, it has "
+        f"{table.column_names}"
+    )
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; a `.jsonl` file gives a list of the values of its lines."""
+def _is_text(types: ModuleType, kind: "pa.DataType") -> bool:
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def episodes_of(
+    folder: Path, info: Info, video_keys: Sequence[str], chosen: Collection[int] | None
+) -> dict[int, Listed]:
+    """The listed episodes by their numbers: all, or the chosen ones. CorruptDatasetError for one that is listed twice."""
+    found: dict[int, Listed] = {}
+    for where, row in _episode_rows(folder, info):
+        entries = Entries.of(row, where)
+        number = entries.whole("episode_index")
+        if chosen is not None and number not in chosen:
+            continue
+        if number in found:
+            raise CorruptDatasetError(f"{where}: episode {number} is listed twice")
+        found[number] = _listed(folder, info, video_keys, entries, number)
+    if not found and chosen is None:
+        raise CorruptDatasetError(f"{folder}/meta has no episodes.jsonl, and no episodes/*/*.parquet with rows")
+    return found
+
+
+def _episode_rows(folder: Path, info: Info) -> Iterable[tuple[str, Any]]:
+    if info.is_v2:
+        path = folder / "meta/episodes.jsonl"
+        if path.exists():
+            yield from ((_where(folder, path), row) for row in read_json(path))
+        return
+    parquet = required("pyarrow.parquet", "datasets")
+    for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
+        try:
+            names = parquet.read_schema(path).names
+        except (OSError, ValueError):
+            names = []  # `read_table` reports it
+        columns = [name for name in dict.fromkeys(names) if not name.startswith("stats/")]
+        yield from ((_where(folder, path), row) for row in read_table(path, columns).to_pylist())
+
+
+def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, number: int) -> Listed:
+    row = Entries(row.found, f"{row.where}, episode {number}")
+    of_episode = {"episode_index": number, "episode_chunk": number // info.chunks_size}
+    if video_keys and not info.video_path:
+        raise CorruptDatasetError(f"{folder}/meta/info.json: there is no video_path for the videos of {video_keys[0]}")
+
+    def file(path: str, group: str, **more: str | int) -> Path:
+        if not info.is_v2:
+            more |= {name: row.whole(f"{group}/{name}") for name in ("chunk_index", "file_index")}
+        return folder / _path(path, {**of_episode, **more}, row.where)
+
+    videos = {}
+    for key in video_keys:
+        start = 0.0 if info.is_v2 else row.number(f"videos/{key}/from_timestamp")
+        videos[key] = (file(info.video_path, f"videos/{key}", video_key=key), start)
+    return Listed(number, row.whole("length", least=1), file(info.data_path, "data"), videos)
+
+
+def _check_format(entries: Entries, name: str) -> None:
+    """CorruptDatasetError for a format of paths that is not upstream's: other names, or numbers of unbounded width."""
+    text, needed = entries.text(name), f"a path with {{{'}, {'.join(_NUMBERED)}}} or {{video_key}}"
     try:
-        text = path.read_text()
-        return [*map(json.loads, filter(str.strip, text.splitlines()))] if path.suffix == ".jsonl" else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise CorruptDatasetError(f"{path} is missing, or no JSON: {error}") from error
+        parts = [*string.Formatter().parse(text)]
+    except ValueError:
+        raise entries.wrong(name, needed) from None
+    for _, field, form, conversion in parts:
+        is_number = field in _NUMBERED and _FORMAT.fullmatch(form or "")
+        is_text = field == "video_key" and not form
+        if field is not None and not ((is_number or is_text) and conversion is None):
+            raise entries.wrong(name, needed)
+    if len(text) > _LONGEST_PATH or "\0" in text:
+        raise entries.wrong(name, needed)
+    if Path(text).is_absolute() or ".." in Path(text).parts:
+        raise CorruptDatasetError(f"{entries.where}: {name} {text!r} leads out of the folder")
+
+
+def _path(form: str, values: Mapping[str, str | int], where: str) -> Path:
+    """The path of a file, of a format that `_check_format` has admitted."""
+    try:
+        path = Path(form.format(**values))
+    except KeyError as error:
+        raise CorruptDatasetError(f"{where}: {error} is needed for the path {form}") from error
+    if path.is_absolute() or ".." in path.parts or "\0" in str(path):
+        raise CorruptDatasetError(f"{where}: {path} leads out of the folder")
+    return path

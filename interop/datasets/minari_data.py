@@ -23,6 +23,7 @@ from interop.datasets.minari_infos import layout_of
 from interop.datasets.minari_rows import rows
 from interop.datasets.minari_spaces import arrays_of, spec_of
 from interop.datasets.source import Part, Source
+from interop.shared.source_files import files_below
 
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")
@@ -73,6 +74,9 @@ class MinariSource(Source):
         size += 2 * sum(np.dtype((info.dtype or "O", info.shape)).itemsize for info in infos.values())
         parts = grouped(data, ((each, each.steps, each.steps * size) for each in found), _BYTES)
         return [replace(part, which=(*part.which, infos)) for part in parts]
+
+    def inputs(self, folder: Path) -> list[Path]:
+        return files_below(self._data(folder))
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         said = _described(part.path)

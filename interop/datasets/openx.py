@@ -52,6 +52,9 @@ class OpenXSource(Source):
             before += len(lengths)
         return out
 
+    def inputs(self, folder: Path) -> list[Path]:
+        return local_files(folder, f"{self.dataset_id}/", ".tar")
+
     def read(self, part: Part) -> Iterator[TensorDict]:
         first, stop, before = part.which
         for number, encoded in enumerate(episodes(part.path, first, stop), before + first):

@@ -60,6 +60,9 @@ class RobosetSource(Source):
                         trials.append(((int(found[1]), seed, path, name), steps, size))
         return grouped(folder, sorted(trials))
 
+    def inputs(self, folder: Path) -> list[Path]:
+        return local_files(folder, self.dataset_id, ".h5")
+
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for number, seed, path, name in part.which:
             with opened(path) as file:

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
+from interop.shared.source_files import files_below
+
 
 @dataclass(frozen=True)
 class Part:
@@ -59,6 +61,13 @@ class Source(ABC):
     @abstractmethod
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         """Yield the rows of a part, [n] at a time, all with the same keys, shapes and dtypes."""
+
+    def inputs(self, folder: Path) -> Sequence[Path]:
+        """The files of a user's folder that the rows are made from: when one of them changes, they are converted anew.
+
+        By default all files of the folder that are not hidden.
+        """
+        return files_below(folder)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
         """The metadata of the dataset as JSON, stored beside the rows."""

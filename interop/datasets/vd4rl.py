@@ -64,6 +64,9 @@ class VD4RLSource(Source):
         files = local_files(folder, f"{_TOP}{self.dataset_id}/", *_SUFFIXES)
         return grouped(folder, (piece for path in files for piece in _pieces(path)))
 
+    def inputs(self, folder: Path) -> list[Path]:
+        return local_files(folder, f"{_TOP}{self.dataset_id}/", *_SUFFIXES)
+
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for path, first, last in part.which:
             start, stop = max(first - 1, 0), last + 1  # with the image before these rows, and the flags behind them

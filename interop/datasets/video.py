@@ -1,32 +1,49 @@
 """Video frames by time."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from interop.data.arguments import required
 from interop.datasets.errors import CorruptDatasetError
 
+if TYPE_CHECKING:
+    import av
+
 
 def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[np.ndarray]:
     """Decode the frames of a video file at non-decreasing times, in seconds, as uint8 [3, H, W]. Uses PyAV.
 
-    CorruptDatasetError for a damaged file, or if no frame is within the tolerance, in seconds.
+    Yields the nearest frame of each time, the earlier one of two. CorruptDatasetError for a damaged file, or if the nearest
+    frame is not within the tolerance, in seconds.
     """
     av = required("av", "video")
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            container.seek(int(max(times[0] - tolerance, 0) / stream.time_base), stream=stream)
+            container.seek(int(times[0] / stream.time_base), stream=stream)  # to the key frame before it
             decoded = container.decode(stream)
-            frame = next(decoded, None)
+            before, after = None, next(decoded, None)
             for seconds in times:
-                while frame is not None and frame.time < seconds - tolerance:
-                    frame = next(decoded, None)
-                if frame is None or frame.time > seconds + tolerance:
+                while after is not None and _time(after, path) <= seconds:
+                    before, after = after, next(decoded, None)
+                frame, distance = None, math.inf
+                for each in (before, after):
+                    if each is not None and abs(_time(each, path) - seconds) < distance:
+                        frame, distance = each, abs(_time(each, path) - seconds)
+                if frame is None or distance > tolerance:
                     raise CorruptDatasetError(f"{path} has no frame within {tolerance} s of {seconds:.4f} s")
                 yield frame.to_ndarray(format="rgb24").transpose(2, 0, 1)
     except (av.FFmpegError, IndexError, OSError) as error:
         raise CorruptDatasetError(f"{path} cannot be read as a video: {error}") from error
+
+
+def _time(frame: "av.VideoFrame", path: Path) -> float:
+    if frame.time is None:
+        raise CorruptDatasetError(f"{path} has frames without a time")
+    seconds: float = frame.time
+    return seconds

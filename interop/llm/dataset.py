@@ -15,6 +15,7 @@ from interop.data.arguments import class_of, required, whole
 from interop.llm.memmaps import published, to_memmap
 from interop.llm.tokenizers import TensorDictTokenizer as TensorDictTokenizer
 from interop.samplers import SamplerWithoutReplacement
+from interop.shared.source_files import files_below, state_of
 from interop.storages import TensorStorage
 
 StrPath = str | os.PathLike[str]
@@ -23,13 +24,22 @@ _DROPPED = ("text", "prompt", "label", "valid_sample")
 _SCHEMA = 1  # version of the record of a folder's origin
 
 
+def _local_state(name: str, place: str) -> dict[str, str]:
+    """The state of the files in a local folder, as an entry of a record. Empty if they are not there (any more)."""
+    folder = Path(place)
+    # `datasets` writes its caches beside the files that it reads.
+    files = [path for path in files_below(folder) if not path.name.startswith("cache-")] if folder.is_dir() else []
+    return {name: state_of(files, folder)} if files else {}
+
+
 class TokenizedDatasetLoader:
     """Tokenizes a dataset of the Hugging Face hub or of a disk once, and memory-maps the result from then on.
 
     The tensors are in `<root_dir>/<name>/<split>/<max_length>`; the name is that of the dataset without its owner, up to
     the first "-". They are written to a scratch folder that is renamed when complete, so a killed process leaves no partial
     data. If several processes start together, one tokenizes and the others wait. Folders written by torchrl are replaced,
-    since they do not record whether they are complete.
+    since they do not record whether they are complete. A dataset of a disk is tokenized anew when names, sizes or times of
+    its files, or of those of the tokenizer's folder, have changed.
 
     Args:
         split: "train", "valid" or another split of the dataset.
@@ -98,7 +108,11 @@ class TokenizedDatasetLoader:
         None, or no rows are left. KeyError if the split is not saved. OSError if the disk is full. After an error nothing is
         written.
         """
-        return published(self._folder, self._made_from(), self._make)
+        state = {
+            **_local_state("local_files", self.dataset_name),
+            **_local_state("tokenizer", self.tokenizer_model_name),
+        }
+        return published(self._folder, {**self._made_from(), **state}, self._make, states=state.keys())
 
     def _made_from(self) -> dict[str, Any]:
         name = os.path.abspath(self.dataset_name) if self.from_disk else self.dataset_name

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from interop.shared.published_folder import RECORD, publish
 _ROWS = 4096  # rows of a dataset in memory at once
 
 
-def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> TensorDictBase:
-    """The memory-mapped tensors of a folder. Creates them by `make(scratch)` if missing, see `publish`.
+def published(
+    folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None], states: Collection[str] = ()
+) -> TensorDictBase:
+    """The memory-mapped tensors of a folder. Creates them by `make(scratch)` if missing or stale, see `publish`.
 
     A folder without a record is incomplete and is replaced.
     """
-    publish(folder, made_from, make, replaces_foreign=True)
+    publish(folder, made_from, make, replaces_foreign=True, states=states)
     _refuse_objects(folder)
     return TensorDict.load_memmap(folder)
 

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -24,6 +24,7 @@ T = TypeVar("T")
 def publish(
     folder: Path, made_from: Mapping[str, Any] | None, make: Callable[[Path], Mapping[str, Any] | None], *,
     when: Literal["missing", "differs", "always"] = "missing", replaces_foreign: bool = False,
+    states: Collection[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, the result of `make`, and
     the sizes of its "files".
@@ -38,6 +39,8 @@ def publish(
         when: "differs" replaces a folder that was made from something else, "always" any folder, when the new one is
             complete. Both have the same "kind" in their records.
         replaces_foreign: replace a folder without a record.
+        states: keys of `made_from` with states of the files that the folder was made from. A folder that differs in these
+            alone is stale, and is replaced.
 
     Raises:
         FileExistsError: something else is there, which stays.
@@ -46,14 +49,16 @@ def publish(
     """
     folder = Path(os.path.realpath(folder))
     scratch = _scratch(folder)
-    if found := _usable(folder, made_from or {}, when, replaces_foreign):
+    if found := _usable(folder, made_from or {}, when, replaces_foreign, states):
         if scratch.exists():
             with contextlib.suppress(OSError), _locked(scratch, _do_not_wait):
                 _clear(scratch, PROGRESS)
         return found
     with _locked(scratch, lambda: _log.warning("another process is making %s: waiting for it", folder)):
         _put_back(scratch, folder)
-        if found := _usable(folder, made_from or {}, when, replaces_foreign):  # another process made it meanwhile
+        if found := _usable(
+            folder, made_from or {}, when, replaces_foreign, states
+        ):  # another process made it meanwhile
             _clear(scratch, PROGRESS)
             return found
         _clear(scratch, DOWNLOADS, PROGRESS)
@@ -152,8 +157,9 @@ def _scratch(folder: Path) -> Path:
 
 
 def _usable(
-    folder: Path, made_from: Mapping[str, Any], when: Literal["missing", "differs", "always"], replaces_foreign: bool
-) -> dict[str, Any] | None:
+    folder: Path, made_from: Mapping[str, Any], when: Literal["missing", "differs", "always"], replaces_foreign: bool,
+    states: Collection[str],
+) -> dict[str, Any] | None:  # fmt: skip
     """The record of a folder that can be used; None for one that is to be made."""
     try:
         found = json.loads((folder / RECORD).read_bytes())
@@ -163,7 +169,7 @@ def _usable(
         if _is_empty(folder) or (replaces_foreign and folder.is_dir()):
             return None
         if (folder / RECORD).exists():  # it was put in place at this moment
-            return _usable(folder, made_from, when, replaces_foreign)
+            return _usable(folder, made_from, when, replaces_foreign, states)
         raise FileExistsError(
             f"{folder} is in the way: it was not made by this library. Move it, or pass another root"
         ) from None
@@ -180,12 +186,13 @@ def _usable(
         raise ValueError(
             f"{folder} was written by a newer version of this library (schema {found['schema']}): upgrade it"
         )
-    if differ := [key for key, value in made_from.items() if found.get(key) != value]:
+    different = [key for key, value in made_from.items() if found.get(key) != value]
+    if differ := [key for key in different if key not in states]:
         if when == "differs":
             return None
         there, asked = ({key: each.get(key) for key in differ} for each in (found, made_from))
         raise ValueError(f"{folder} was made from {there}, not {asked}: pass another root, or remove the folder")
-    return found
+    return None if different else found
 
 
 @contextlib.contextmanager

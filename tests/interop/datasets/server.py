@@ -5,7 +5,8 @@
     fetch([RemoteFile(server.at("a.bin"), "a.bin")], folder)
     server.bytes_sent("a.bin")
 
-A hub repository is the folder `datasets/<author>/<name>` below the served one. As an HTTP proxy (`http_proxy`), the
+A hub repository is the folder `datasets/<author>/<name>` below the served one; further revisions of it are folders
+`revisions/<author>/<name>/<revision>`. As an HTTP proxy (`http_proxy`), the
 server answers for every host.
 """
 
@@ -189,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
         repo, file = f"{author}/{name}", "/".join(rest)
         if not self._is_revision(repo, revision):
             return
-        here = self.server_of.folder / "datasets" / repo
+        here = self._place(repo, revision)
         headers: dict[str, str | None] = {"X-Repo-Commit": _commit(here)}
         if (here / file).is_file():
             oid, lfs = _oids(here / file)
@@ -198,7 +199,12 @@ class _Handler(BaseHTTPRequestHandler):
                 headers |= {"X-Linked-Etag": f'"{lfs}"', "X-Linked-Size": str((here / file).stat().st_size)}
         else:
             headers |= {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
-        self._file(f"datasets/{repo}/{file}", headers)
+        self._file(str((here / file).relative_to(self.server_of.folder)), headers)
+
+    def _place(self, repo: str, revision: str) -> Path:
+        """The files of a repository in a revision: of the main branch, unless there is a folder `revisions`."""
+        other = self.server_of.folder / "revisions" / repo / revision
+        return other if other.is_dir() else self.server_of.folder / "datasets" / repo
 
     def _hub(self, path: str, query: Mapping[str, list[str]]) -> None:
         """`api/datasets`, `api/datasets/<author>/<name>` and below it `revision/<revision>` and `tree/<revision>/<path>`."""
@@ -216,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         what, revision, *below = rest or ["", "main"]
         if not self._is_revision(f"{author}/{name}", revision):
             return None
-        here = repos / author / name
+        here = self._place(f"{author}/{name}", revision)
         if what == "tree":
             return self._json(
                 path, list(_tree(here, "/".join(below), "true" in [each.lower() for each in query["recursive"]]))
@@ -227,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         here = self.server_of.folder / "datasets" / repo
         if not here.is_dir():
             self._json(repo, {"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
-        elif revision not in ("main", _commit(here)):
+        elif revision not in ("main", _commit(here)) and self._place(repo, revision) == here:
             self._json(repo, {"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
         else:
             return True

@@ -163,6 +163,32 @@ def test_force_downloads_and_converts_anew(loader, tmp_path):
         assert equal(dataset.construct(root=tmp_path / "other")[:], new)
 
 
+@pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: loader.name)
+def test_files_that_were_recorded_anew_are_converted_anew(loader, tmp_path):
+    with given(loader, tmp_path) as (dataset, patch):
+
+        def construct(**more):
+            return dataset.construct(from_local=dataset.files, **more)
+
+        def record(data):
+            return json.loads((data.data_path_root / "made_from.json").read_text())["made"]
+
+        first = construct()
+        old, made = first[:], record(first)
+        assert record(construct()) == made == record(construct(download=False))
+        dataset.upload(1, patch)
+        again = construct(download=False)
+        assert not equal(again[:], old) and record(again) != made
+        assert equal(again[:], construct(root=tmp_path / "other")[:])
+        (dataset.files / ".cache").mkdir()
+        (dataset.files / ".cache/notes").write_text("of another program")
+        assert record(construct()) == record(again), "hidden files do not count"
+        shutil.rmtree(dataset.files)
+        assert record(construct()) == record(again), "the files may be removed"
+        dataset.files.mkdir()
+        assert record(construct()) == record(again)
+
+
 def test_a_checkpoint_has_the_draws_and_names_the_rows(dataset, tmp_path):
     first, other = (dataset.construct(generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     first.sample(2)

@@ -214,7 +214,8 @@ def test_missing_and_truncated_files(replay: Any, tmp_path: Path, name: str, tex
         ("next.reward", [None] * 45, "next.reward: is no column"),
         ("frame_index", [*range(44), None], r"frame_index: is no column of int64 of shape \[1\] without gaps"),
         (upstream.IMAGE, [{"bytes": None, "path": "a.png"}] * 45, "images are not in the file"),
-        ("timestamp", [2.03] * 45, r"no frame within 0.0001 s of 2.0300 s"),
+        ("frame_index", [60] * 45, r"no frame within 0.0001 s of 6.0000 s"),
+        ("frame_index", [*range(44, -1, -1)], "the rows are not in the order of frame_index"),
     ],
 )
 def test_columns_that_do_not_fit(replay: Any, tmp_path: Path, column: str, values: Any, text: str) -> None:

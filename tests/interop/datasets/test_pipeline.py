@@ -7,6 +7,7 @@ import pickle
 import resource
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tensordict import TensorDict
 
 from fbuf import NotEnoughDiskError, free_memory
 from interop import RoundRobinWriter
-from interop.datasets import conversion, errors, splitting
+from interop.datasets import committed, conversion, errors, splitting
 from tests.interop.datasets import sources_toy
 from tests.interop.datasets.sources_toy import LENGTHS, ROWS, content, edit, same
 
@@ -177,6 +178,62 @@ def test_files_that_the_user_has(toy, rows, tmp_path):
     assert content(tmp_path / "root") == before
     changed = sources_toy.make(local, np.random.default_rng(1))
     assert same(toy(from_local=local, upstream="nowhere", download="force")[:], changed)
+
+
+def test_files_that_changed_in_some_way(toy, rows, tmp_path):
+    """Sizes, times, names: each counts. A conversion below the folder of the files does not."""
+    local, folder = shutil.copytree(tmp_path / "up", tmp_path / "local"), tmp_path / "local/root"
+
+    def conversions() -> int:
+        sources_toy.calls.clear()
+        found = toy(from_local=local, upstream="nowhere", root=folder)
+        assert len(found) == ROWS
+        return sources_toy.calls.count("parts")
+
+    assert [conversions(), conversions()] == [1, 0]
+    text, state = (local / "2.json").read_text(), (local / "2.json").stat()
+    (local / "2.json").write_text(text + " ")
+    os.utime(local / "2.json", ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert [conversions(), conversions()] == [1, 0], "the size"
+    os.utime(local / "2.json", ns=(state.st_atime_ns, state.st_mtime_ns + 1000))
+    assert [conversions(), conversions()] == [1, 0], "the time"
+    (local / "2.json").rename(local / "3.json")
+    assert [conversions(), conversions()] == [1, 0], "the name"
+    (local / "notes.txt").write_text("x")
+    assert [conversions(), conversions()] == [1, 0], "another file"
+    toy(upstream=str(tmp_path / "up"), dataset_id="second", root=folder)
+    assert conversions() == 0, "another dataset below the folder"
+
+
+def test_files_that_changed_after_their_rows_were_preprocessed(toy, rows, tmp_path):
+    local = shutil.copytree(tmp_path / "up", tmp_path / "local")
+    construct = partial(toy, from_local=local, upstream="nowhere")
+    construct().preprocess(_without_text, num_workers=0)
+    changed = sources_toy.make(local, np.random.default_rng(1))
+    with pytest.raises(ValueError, match=r"files in .*/local have changed .*preprocessed. Pass download='force'"):
+        construct()
+    assert "text" not in toy(upstream="nowhere")[:].keys()  # noqa: SIM118
+    assert same(construct(download="force")[:], changed) and same(construct()[:], changed)
+
+
+def _without_text(rows):
+    return rows.exclude("text", ("next", "text"))
+
+
+def test_files_that_change_meanwhile(toy, rows, tmp_path, monkeypatch):
+    local = shutil.copytree(tmp_path / "up", tmp_path / "local")
+    convert = committed.convert
+
+    def slow(*args: Any, **more: Any) -> int:
+        found = convert(*args, **more)
+        (local / "3.json").write_text("{}")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(committed, "convert", slow)
+        with pytest.raises(errors.DatasetError, match=r"/local changed while they were converted"):
+            toy(from_local=local, upstream="nowhere")
+    assert not os.listdir(tmp_path / "root")
 
 
 @pytest.mark.parametrize("wrong", [{"prefech": 2}, {"num_workers": -1}])

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -98,6 +99,26 @@ def test_a_trained_tokenizer(tokenizer: Any, rows: list[str], most: int, truncat
     assert (make({"text": rows[0]}) == made[0]).all()
     raw = interop.TensorDictTokenizer(tokenizer, most, padding=False, truncation=truncation, return_tensordict=False)
     assert raw({"text": rows})["input_ids"] == [row[:most] for row in ids]
+
+
+def test_a_dataset_that_was_saved_anew_is_tokenized_anew(
+    folder: pathlib.Path, tmp_path: pathlib.Path, tokenizer: Any
+) -> None:
+    made = pathlib.Path(shutil.copytree(folder, tmp_path / "made"))
+    first = loader(made, tmp_path / "root").load()["n"]
+    again = loader(made, tmp_path / "root").load()["n"]
+    assert os.path.samefile(first.filename, again.filename)
+    saved = datasets.load_from_disk(folder / "asks-and-answers")
+    shutil.rmtree(made / "asks-and-answers")
+    saved["train"] = saved["train"].select(range(5))
+    saved.save_to_disk(made / "asks-and-answers")
+    assert loader(made, tmp_path / "root").load()["n"].tolist() == [*range(5)]
+    tokenizer.save_pretrained(made / "tokenizer")
+    state = (tmp_path / "root/asks/train/8").stat().st_ino
+    assert len(loader(made, tmp_path / "root").load()) == 5
+    assert (tmp_path / "root/asks/train/8").stat().st_ino != state
+    shutil.rmtree(made / "asks-and-answers")
+    assert len(loader(made, tmp_path / "root").load()) == 5, "the files may be removed"
 
 
 def test_a_dataset_is_tokenized_once(folder: pathlib.Path, tmp_path: pathlib.Path, tokenizer: Any) -> None:
