@@ -53,7 +53,7 @@ class AtariDQNSource(Source):
     max_checkpoints: int | None = None
 
     family = "atari"
-    revision = 2
+    rows_version = 2
 
     def __post_init__(self) -> None:
         if self.dataset_id not in IDS:

@@ -130,16 +130,17 @@ def record_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def check_revision(folder: Path, revision: int) -> None:
+def check_rows_version(folder: Path, rows_version: int) -> None:
     """ValueError if a folder has rows that an earlier version of this library made of the same files in another way."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):
         return  # missing or damaged, which others report
-    if isinstance(record, dict) and record.get("revision", 1) < revision:
+    if isinstance(record, dict) and record.get("rows_version", 1) < rows_version:
         raise ValueError(
-            f"{folder} was converted by an earlier version of this library, which read these files in another way (revision "
-            f"{record.get('revision', 1)}, now {revision}). Pass download='force' to convert them again, or another root"
+            f"{folder} was converted by an earlier version of this library, which read these files in another way (version "
+            f"{record.get('rows_version', 1)} of the rows, now {rows_version}). Pass download='force' to convert them again, "
+            "or another root"
         )
 
 

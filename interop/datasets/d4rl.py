@@ -34,7 +34,7 @@ class D4RLSource(Source):
     """A D4RL file, downloaded or written by the d4rl library."""
 
     family: ClassVar[str] = "d4rl"
-    revision: ClassVar[int] = 2
+    rows_version: ClassVar[int] = 2
     ends_parts: ClassVar[bool] = True
 
     use_truncated_as_done: bool = True

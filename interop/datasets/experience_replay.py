@@ -16,7 +16,7 @@ from interop.data.arguments import whole
 from interop.datasets.checkpointer import DatasetCheckpointer
 from interop.datasets.committed import (
     check_preprocessed,
-    check_revision,
+    check_rows_version,
     damage_of,
     local_state,
     made,
@@ -109,8 +109,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         if files is not None and not files.is_dir() and (force or not is_there(folder)):
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
         made_from = {"kind": f"{_KIND} of {source.family}", "schema": _SCHEMA, **json.loads(json.dumps(asdict(source)))}
-        if source.revision > 1:
-            made_from["revision"] = source.revision
+        if source.rows_version > 1:
+            made_from["rows_version"] = source.rows_version
         if files is not None:
             made_from["from_local"] = os.fspath(files)
         make = partial(made, source, files, self.METADATA_NAME, force, num_workers)
@@ -122,7 +122,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             state = {} if files is None else local_state(source, files)
             when = next(whens)
             if when == "missing":
-                check_revision(folder, source.revision)
+                check_rows_version(folder, source.rows_version)
             with damage_of(folder):
                 if when == "missing":
                     check_preprocessed(folder, state)

@@ -35,7 +35,7 @@ class MinariSource(Source):
     """A Minari dataset on the Hugging Face hub or in a local folder."""
 
     family: ClassVar[str] = "minari"
-    revision: ClassVar[int] = 2
+    rows_version: ClassVar[int] = 2
 
     dataset_id: str
 

@@ -29,7 +29,7 @@ class OpenXSource(Source):
     """Webdataset archives `<id>/<id>_00000.tar`, with one member `<key>.data.pickle` per episode."""
 
     family = "openx"
-    revision = 2
+    rows_version = 2
 
     def shards(self) -> list[HubFile]:
         """The archives on the hub. ValueError for an unknown id."""

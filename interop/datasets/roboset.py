@@ -37,7 +37,7 @@ class RobosetSource(Source):
     """RoboSet files whose paths start with the id. Their groups `Trial<number>` are demonstrations."""
 
     family: ClassVar[str] = "roboset"
-    revision: ClassVar[int] = 2
+    rows_version: ClassVar[int] = 2
 
     def download(self, folder: Path) -> Mapping[str, str]:
         if self.dataset_id not in IDS:

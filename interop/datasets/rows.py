@@ -34,7 +34,7 @@ def entries(rows: TensorDictBase) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_leaf(kind: type) -> bool:
-    return kind is NonTensorStack or not issubclass(kind, TensorDictBase)
+    return issubclass(kind, NonTensorStack) or not issubclass(kind, TensorDictBase)
 
 
 def leaf(values: np.ndarray | Sequence[Any]) -> Any:

@@ -42,8 +42,8 @@ class Source(ABC):
     dataset_id: str
 
     family: ClassVar[str]  # subfolder of `~/.cache/fbuf`
-    revision: ClassVar[int] = 1
-    """Grows when the same files become other rows. Folders of an earlier revision are not read."""
+    rows_version: ClassVar[int] = 1
+    """Grows when the same files become other rows. Folders of an earlier version are not read."""
     ends_parts: ClassVar[bool] = False
     """Whether `split_trajs` sets ("next", "done") in the last step of each trajectory and of its padding."""
 

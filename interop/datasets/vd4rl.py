@@ -52,7 +52,7 @@ class VD4RLSource(Source):
     """The files of a V-D4RL folder: each is an episode, or a shard of many episodes."""
 
     family: ClassVar[str] = "vd4rl"
-    revision: ClassVar[int] = 2
+    rows_version: ClassVar[int] = 2
 
     def download(self, folder: Path) -> Mapping[str, str]:
         files = [file for file in hub_files(_REPO, f"{_TOP}{self.dataset_id}/") if Path(file.path).suffix in _SUFFIXES]

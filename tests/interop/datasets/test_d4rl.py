@@ -266,7 +266,7 @@ def test_the_last_step_of_a_part_is_done(whole):
 def test_rows_of_an_earlier_version_are_not_read(whole):
     folder, _ = whole
     make = partial(D4RLExperienceReplay, ID, 4, root=folder / "root", from_local=folder)
-    edit(make().data_path / RECORD, lambda held: held.pop("revision"))
+    edit(make().data_path / RECORD, lambda held: held.pop("rows_version"))
     with pytest.raises(ValueError, match=r"earlier version.*download='force'"):
         make()
     assert len(make(download="force")) == len(make()) == ROWS - 1
