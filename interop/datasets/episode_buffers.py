@@ -11,7 +11,6 @@ from tensordict import TensorDictBase, is_non_tensor
 
 from interop.data.keys import as_path, entries_below
 from interop.datasets.export_formats import FileFormat, refuse_names
-from interop.datasets.rows import following
 from interop.datasets.stored_episodes import Kind, Path, StoredEpisodes, shown_kind
 from interop.ted.row_values import dense, words
 
@@ -104,7 +103,8 @@ class EpisodeBuffers:
         above, below = (dict(entries_below(each)) for each in (rows.exclude("next"), rows.get("next", {})))
         found: dict[Path, Any] = {}
         for place, path in self.places.items():
-            values = self.files.values(_one_more(above.get(path), below.get(path), path in _OUTCOMES), path)
+            now, then = above.get(path), None if path in _OUTCOMES else below.get(path)
+            values = _one_more(*(None if each is None else self.files.values(each, path) for each in (now, then)))
             if place[0] == "actions":
                 values = values[: len(rows)]
             elif place[0] == "infos" and np.ndim(values) == 1:
@@ -126,11 +126,15 @@ def _taken(entries: Mapping[Path, Kind], keys: Keys, place: str) -> Iterator[tup
             yield (place, *name, *each[len(path) :]), each
 
 
-def _one_more(above: Any, below: Any, is_apart: bool) -> Any:
+def _one_more(above: Any, below: Any) -> Any:
     """The values of T + 1 steps: those of the root, then the last one of "next"; zero or empty text where one is missing."""
+    known = below if above is None else above
+    nothing = [""] if isinstance(known, list) else np.zeros_like(known[:1])
     if above is None:
-        return torch.cat([following(below[:1]), below])
-    return torch.cat([above, following(above[:1]) if below is None or is_apart else below[-1:]])
+        parts = [nothing, below]
+    else:
+        parts = [above, nothing if below is None else below[-1:]]
+    return [*parts[0], *parts[1]] if isinstance(known, list) else np.concatenate(parts)
 
 
 def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:

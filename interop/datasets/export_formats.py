@@ -103,8 +103,8 @@ class FileFormat:
 PARQUET = FileFormat("Parquet", has_bytes=True)
 MINARI = {
     "hdf5": FileFormat("HDF5", _NUMBERS | {torch.complex64, torch.complex128}, has_empty=True, has_nul=False),
-    "arrow": FileFormat("Arrow"),
-    "parquet": FileFormat("Parquet"),
+    "arrow": FileFormat("Arrow", has_nul=False),  # Minari reads text as arrays of NumPy, which drop it at the end
+    "parquet": FileFormat("Parquet", has_nul=False),
 }
 """The formats of Minari, by name."""
 

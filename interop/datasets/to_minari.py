@@ -77,8 +77,7 @@ def to_minari(
         observation_key, action_key: the key of the entry, or a dict of several for a Dict space.
         traj_key, end_keys: the entries that mark trajectory ends, as for `SliceSampler`.
         exclude: the keys of entries that are left out.
-        data_format: "hdf5", "arrow" or "parquet". Complex numbers and rows without values need "hdf5"; text with the
-            character NUL needs one of the others.
+        data_format: "hdf5", "arrow" or "parquet". Complex numbers and rows without values need "hdf5".
         jpeg_encoding: store images of at least 32 x 32 as JPEG, which is lossy.
         author, author_email: one string, or several.
         **metadata: `algorithm_name`, `code_permalink`, `description`, `requirements`, `ref_min_score`, `ref_max_score` and
@@ -175,7 +174,8 @@ def _place(dataset_id: str) -> tuple[Path, str | None]:
         namespace: str | None = dataset.parse_dataset_id(dataset_id)[0]
     except TypeError as error:  # int(None)
         raise ValueError(f"the id {dataset_id!r} has no version: write {dataset_id}-v0") from error
-    folder: Path = required("minari.storage", "datasets").get_dataset_path(dataset_id)
+    home = os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets"
+    folder = Path(home).expanduser().absolute() / dataset_id  # Minari's function for this makes the folder above
     if os.path.lexists(folder):
         raise ValueError(f"there is a dataset {dataset_id} in {folder}: use another name or version, or remove it")
     return folder, namespace

@@ -1,4 +1,4 @@
-"""Ragged rows of every length and width in every storage: read back, also through files, or refused by name before a write."""
+"""Ragged rows of every length and width in every storage: read back, also through files, or refused before a write."""
 
 import copy
 import pickle
