@@ -62,6 +62,20 @@ def unsupported(kind: Any, feature: Feature = None, *, in_list: bool = False) ->
     return f"is {kind}, which are no arrays of one shape and no text"
 
 
+def leaf_paths(kind: Any) -> Iterator[tuple[str, ...]]:
+    """The paths of the fields of structs, also of those in lists; one empty path for a type without structs."""
+    pyarrow = required("pyarrow", "datasets")
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        yield from leaf_paths(kind.storage_type)
+    elif pyarrow.types.is_struct(kind):
+        for field in kind:
+            yield from ((field.name, *path) for path in leaf_paths(field.type))
+    elif _is_list(kind):
+        yield from leaf_paths(kind.value_type)
+    else:
+        yield ()
+
+
 def values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None = None, feature: Feature = None) -> Any:
     """Convert a `pyarrow.Array` to an array [rows, ...], a list of text or bytes, or a mapping of these.
 

@@ -12,7 +12,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from interop.data.arguments import required
 from interop.data.keys import entries_below
 from interop.data.layout import LeafSpec
-from interop.datasets.arrow_columns import faults, unsupported, values
+from interop.datasets.arrow_columns import faults, leaf_paths, unsupported, values
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files, local_files
@@ -86,7 +86,7 @@ class HubFolderSource(Source):
             why = unsupported(kind, features.get(name))
             if why is None:
                 try:
-                    file_names([LeafSpec((*_key(name, names), *below), (), torch.uint8) for below in _paths(kind)])
+                    file_names([LeafSpec((*_key(name, names), *below), (), torch.uint8) for below in leaf_paths(kind)])
                 except ValueError as error:
                     why = f"makes no entry: {error}"
             if why is not None:
@@ -110,15 +110,6 @@ def _key(name: str, names: Collection[str]) -> tuple[str, ...]:
         else:
             key.append(part)
     return tuple(key)
-
-
-def _paths(kind: Any) -> Iterator[tuple[str, ...]]:
-    """The paths of the leaves of structs, also in lists."""
-    if not required("pyarrow", "datasets").types.is_struct(kind):
-        yield from _paths(kind.value_type) if hasattr(kind, "value_type") else [()]
-        return
-    for field in kind:
-        yield from ((field.name, *path) for path in _paths(field.type))
 
 
 def _leaf(found: Any, where: str) -> Any:

@@ -132,6 +132,7 @@ def to_minari(
             storage.update_metadata(metadata)
             storage.update_episodes(buffers())
 
+        required("minari.storage", "datasets").get_dataset_path()  # makes the folder of all datasets
         publish(folder, None, make)
     namespaces = required("minari.namespace", "datasets")
     if namespace is not None and namespace not in namespaces.list_local_namespaces():
@@ -174,8 +175,7 @@ def _place(dataset_id: str) -> tuple[Path, str | None]:
         namespace: str | None = dataset.parse_dataset_id(dataset_id)[0]
     except TypeError as error:  # int(None)
         raise ValueError(f"the id {dataset_id!r} has no version: write {dataset_id}-v0") from error
-    home = os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets"
-    folder = Path(home).expanduser().absolute() / dataset_id  # Minari's function for this makes the folder above
+    folder: Path = required("minari.storage", "datasets").get_dataset_path(dataset_id)
     if os.path.lexists(folder):
         raise ValueError(f"there is a dataset {dataset_id} in {folder}: use another name or version, or remove it")
     return folder, namespace

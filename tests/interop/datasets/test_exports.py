@@ -256,6 +256,7 @@ def nothing_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     def publish(*_: Any, **__: Any) -> None:
         raise AssertionError("the check comes too late")
 
+    (root / "minari").mkdir(exist_ok=True)  # Minari makes this folder when it is asked for a path
     before = sorted(root.rglob("*"))
     with monkeypatch.context() as patch:
         for name in ("to_minari", "to_hub_folder"):
