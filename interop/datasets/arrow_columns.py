@@ -120,7 +120,7 @@ def _values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None, fea
         is_fixed = types.is_fixed_size_list(kind)
         lengths = {kind.list_size} if is_fixed else set(column.value_lengths().to_pylist())
         if len(lengths) == 1 and not _has_text(flat):
-            return _in_lists(flat, len(column), *lengths, metadata)
+            return _in_lists(flat, len(column), lengths.pop(), metadata)
     elif (array := column.to_numpy(zero_copy_only=False)).dtype.kind in "biufc":
         return array
     raise CorruptDatasetError(f"{where} is {kind}, which are no arrays of one shape and no text")

@@ -87,13 +87,13 @@ class StoredEpisodes:
             ids = keys.read(storage, self._index.rows_at(self._first), self._index.lanes)
             ids = ids[np.arange(len(self)), self._lane]
             self.ids = ids if len(np.unique(ids)) == len(ids) else None
-        first: Any = self._first_item()
+        item: Any = self._first_item()
         for key in self._exclude:
-            path, inner = as_path(key), first
+            path, inner = as_path(key), item
             for step in path:
                 inner = inner.get(step, None) if isinstance(inner, TensorDictBase) else None
             if inner is None:
-                raise KeyError(f"{key!r} of exclude is not stored; there are {known_keys(first)}")
+                raise KeyError(f"{key!r} of exclude is not stored; there are {known_keys(item)}")
 
     @property
     def is_uniform(self) -> bool:
