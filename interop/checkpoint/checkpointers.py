@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
 from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.values import NO_PICKLE, decode, encode
 from interop.host.threads import uninterrupted
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class StorageCheckpointerBase:
     with the rest; `loads` is called last, on checked files, and must leave the storage unchanged if it raises.
     """
 
+    SAVES = "any storage"  # what it saves, for messages
     changes_rows = True  # whether `loads` writes rows; where it does not, a buffer loads though its rows are read-only
 
     def __init__(self) -> None:
@@ -74,6 +75,19 @@ class StorageCheckpointerBase:
     def _apply(storage: "Storage", apply: Apply) -> None:
         with uninterrupted(), storage.transaction():
             apply()
+
+    @classmethod
+    def refuse_other(cls, storage: "Storage") -> None:
+        """ValueError, with the way out, for a storage whose content checkpointers of this kind do not save.
+
+        These are the storages that have another kind of checkpointer by default.
+        """
+        default = type(storage).default_checkpointer
+        if not (isinstance(default, type) and issubclass(default, cls)):
+            raise ValueError(
+                f"a {cls.__name__} saves {cls.SAVES}, got a {type(storage).__name__}: use its default checkpointer, "
+                "storage.checkpointer = None"
+            )
 
     # ------------------------------------------------------------------ as a part of a checkpoint
 
@@ -128,8 +142,13 @@ class StorageCheckpointerBase:
     def _through_load_hooks(self, fields: Fields, options: LoadOptions, device: Any = None) -> Any:
         """The data that the load hooks make of the saved one. CheckpointMismatch where only one side has hooks."""
         if "hooked" not in fields or not self._load_hooks:
+            way = (
+                "it went through save hooks: register load hooks that undo them"
+                if "hooked" in fields
+                else "it went through none: load it into a storage without load hooks"
+            )
             raise CheckpointMismatch(
-                f"{fields.where}: data that went through save hooks is loaded by load hooks, and by nothing else"
+                f"{fields.where}: data that went through save hooks is loaded by load hooks, and by nothing else; {way}"
             )
         data = decode(fields.any("hooked"), options.allow_pickle, fields.where, device)
         for hook in self._load_hooks:
@@ -143,16 +162,20 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     With hooks it saves what the save hooks make of the stored tensordict, and stores what the load hooks make of that.
     """
 
+    SAVES = "the rows of a storage of tensors"
+
     def _save(self, storage: "TensorStorage", out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        TensorStorageCheckpointer.refuse_other(storage)
         if not storage.initialized:
             raise RuntimeError("Cannot save a non-initialized storage.")
         if not self._save_hooks:
             return {"rows": storage.saved()}
         refuse_frames(storage)
         data = self._through_save_hooks(storage, storage[:])
-        return {"hooked": encode(data, "the data of the save hooks"), "ring": saved_ring(storage)}
+        return {"hooked": encode(data, "the data of the save hooks", remedy=NO_PICKLE), "ring": saved_ring(storage)}
 
     def _load(self, storage: "TensorStorage", saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+        TensorStorageCheckpointer.refuse_other(storage)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
             return storage.restoring(fields.any("rows"), options)
@@ -171,18 +194,30 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             files of your own. A load needs it too, here or in `loads(..., allow_pickle=True)`.
     """
 
+    SAVES = "the items of a list storage"
+    REMEDY = (
+        "save tensors and plain values instead, or have it pickled: storage.checkpointer = "
+        "ListStorageCheckpointer(allow_pickle=True), where it is saved and where it is loaded"
+    )
+
     def __init__(self, allow_pickle: bool = False) -> None:
         super().__init__()
         self.allow_pickle = bool(allow_pickle)
 
     def _save(self, storage: "ListStorage", out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        ListStorageCheckpointer.refuse_other(storage)
         saved = storage.saved_items(self.allow_pickle)
         if not self._save_hooks:
             return saved
         items = self._through_save_hooks(storage, list(storage))
-        return {**saved, "items": None, "hooked": encode(items, "the data of the save hooks", self.allow_pickle)}
+        return {
+            **saved,
+            "items": None,
+            "hooked": encode(items, "the data of the save hooks", self.allow_pickle, self.REMEDY),
+        }
 
     def _load(self, storage: "ListStorage", saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+        ListStorageCheckpointer.refuse_other(storage)
         options = dataclasses.replace(options, allow_pickle=options.allow_pickle or self.allow_pickle)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
@@ -197,12 +232,16 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """Each member of a `StorageEnsemble` by its own checkpointer, and the state of the transforms of the members."""
 
+    SAVES = "the members of a StorageEnsemble"
+
     def _save(self, storage: "StorageEnsemble", out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        StorageEnsembleCheckpointer.refuse_other(storage)
         members = [member.checkpointer.saved(member, out) for member in storage.members]
         chains = [None if each is None else each.saved() for each in storage.transforms or ()]
         return {"members": members, "transforms": chains}
 
     def _load(self, storage: "StorageEnsemble", saved: Any, source: Source, options: LoadOptions) -> Together:  # type: ignore[override]
+        StorageEnsembleCheckpointer.refuse_other(storage)
         where = f"{source.path}, storage"
         fields = Fields(saved, where)
         members, chains = fields.items("members"), fields.items("transforms")

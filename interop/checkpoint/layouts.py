@@ -12,11 +12,13 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_ten
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from interop.data.bridge import DTYPES
 from interop.data.layout import Branch, Layout, Leaf, LeafSpec
+from interop.data.nested_tensors import Components
 from interop.data.values import MOST_DEEP, NotKept, fields_of, is_container, is_record, leaves_of
 from interop.data.varied import Varied
 
 _KINDS: dict[str, Any] = {"tensordict": TensorDict, "dict": dict, "tuple": tuple, "list": list}
 _KINDS |= {"lazy": LazyStackedTensorDict, "nontensors": NonTensorStack, "ordered": collections.OrderedDict}
+_KINDS |= {"nested": Components}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
@@ -125,8 +127,10 @@ def _leaf(saved: Any, where: str) -> Leaf | None:
     fields = Fields(saved, where)
     if "varied" not in fields:
         return None
-    dtype = fields.any("varied")
-    return Varied(None if dtype is None else dtype_stored(dtype, where), fields.wholes("shape"))
+    dtype, shape = fields.any("varied"), fields.wholes("shape")
+    if 0 in shape:
+        raise CheckpointCorrupt(f"{where}: ragged rows without values, whose lengths are lost")
+    return Varied(None if dtype is None else dtype_stored(dtype, where), shape)
 
 
 # ------------------------------------------------------------------ structures

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from interop.checkpoint.state import as_arrays, as_tensors
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.values import NO_PICKLE, decode, encode
 from interop.data.values import MOST_DEEP, not_dense
 
 _ALONE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -39,7 +39,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         for key, each in state.items():
             state[key] = each.clone()
         return state
-    return {_SAVED: as_tensors(encode(value, where))}
+    return {_SAVED: as_tensors(encode(value, where, remedy=NO_PICKLE))}
 
 
 def _is_simple(data: TensorDict) -> bool:

@@ -29,7 +29,7 @@ from fbuf.checkpoint import (
     Writing,
     load,
 )
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.values import NO_PICKLE, decode, encode
 from interop.data.arguments import class_of
 from interop.host.threads import uninterrupted
 
@@ -180,7 +180,7 @@ class Stateful(Component):
 
     def saved(self) -> dict[str, Any]:
         if is_users(self):
-            return {"given": encode(self.state_dict(), f"state_dict() of a {type(self).__name__}")}
+            return {"given": encode(self.state_dict(), f"state_dict() of a {type(self).__name__}", remedy=NO_PICKLE)}
         return self.saved_state()
 
     def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Apply:

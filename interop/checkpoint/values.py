@@ -1,8 +1,8 @@
 """Python values as saved trees, and back. Without `allow_pickle=True` at both ends nothing is pickled.
 
 These are None, bool, int, float, complex, str, bytes, list, tuple, named tuples, `torch.Size`, dicts with keys of text or
-integers, NumPy arrays and scalars, tensors of every dtype that is not quantized, tensordicts with what they may hold, and
-tensorclasses. A class is found by its name among the modules that were imported; reading imports none.
+integers, NumPy arrays and scalars, dense and nested tensors of every dtype that is not quantized, tensordicts with what
+they may hold, and tensorclasses. A class is found by its name among the modules that were imported; reading imports none.
 
 Each structure is described once. Leaves of one kind, dtype and number of dims are one column: the bytes of tensors and
 arrays one behind the other, with their shapes; plain values are JSON.
@@ -12,6 +12,7 @@ import contextlib
 import json
 import pickle
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -26,14 +27,16 @@ from interop.data.values import Node, NotKept, Value, build, flatten, is_contain
 from interop.data.varied import Leaf
 
 _FORMAT = 3
+NO_PICKLE = "save tensors and plain values instead"  # the remedy where the caller cannot have objects pickled
+_PICKLE = f"pass allow_pickle=True at save and at load to have it pickled, or {NO_PICKLE}"
 _SHORT = 1 << 12  # characters of a text that is written into the manifest
 _MOST_DIMS = 64
 _FAULTS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
-def encode(value: Any, where: str, allow_pickle: bool = False) -> dict[str, Any]:
-    """The saved tree of a value; it may hold views of its memory. O(bytes). The errors of `save_items`."""
-    return save_items([value], allow_pickle, where)
+def encode(value: Any, where: str, allow_pickle: bool = False, remedy: str = _PICKLE) -> dict[str, Any]:
+    """The saved tree of a value; it may hold views of its memory. O(bytes). The arguments and errors of `save_items`."""
+    return save_items([value], allow_pickle, where, remedy)
 
 
 def decode(tree: Any, allow_pickle: bool = False, where: str = "value", device: torch.device | None = None) -> Any:
@@ -44,19 +47,22 @@ def decode(tree: Any, allow_pickle: bool = False, where: str = "value", device: 
     return found[0]
 
 
-def save_items(items: Sequence[Any], allow_pickle: bool = False, where: str = "item {}") -> dict[str, Any]:
+def save_items(
+    items: Sequence[Any], allow_pickle: bool = False, where: str = "item {}", remedy: str = _PICKLE
+) -> dict[str, Any]:
     """The saved tree of a list of values. An object that is there twice is saved as two.
 
     Args:
         items: any number, alike or not.
         allow_pickle: pickle objects of other kinds.
         where: what an item is, for messages; {} stands for its number.
+        remedy: what to do about an object of another kind, for messages.
 
     Raises:
         TypeError: an item holds an object of another kind; the message says which and where.
         ValueError: an item contains itself, or is nested more than 64 deep.
     """
-    other = _pickling if allow_pickle else _refusing
+    other = _pickling if allow_pickle else partial(_refusing, remedy)
     numbers: dict[Node, int] = {}
     columns: dict[Value, list[Any]] = {}
     targets: list[list[list[Any]]] = []  # the columns of the leaves of each structure
@@ -120,13 +126,9 @@ def _bytes_of(values: list[Tensor]) -> np.ndarray:
     return found
 
 
-def _refusing(value: Any, why: str) -> tuple[Value, Any]:
+def _refusing(remedy: str, value: Any, why: str) -> tuple[Value, Any]:
     name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    raise NotKept(
-        TypeError,
-        f"an object of type {name} cannot be saved{why}; pass allow_pickle=True at save and at load to have it pickled, or "
-        "save tensors and plain values instead",
-    )
+    raise NotKept(TypeError, f"an object of type {name} cannot be saved{why}; {remedy}")
 
 
 def _pickling(value: Any, why: str) -> tuple[Value, Any]:

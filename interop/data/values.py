@@ -1,8 +1,9 @@
 """Python values taken apart into a structure and leaves, and built again, for lists of items and for checkpoints.
 
 A structure is a `Branch` tree like that of a `Layout`, with a `Value` in the place of each leaf. Values come back equal, of
-the same types, in memory of their own: tensors dense and without `requires_grad`, memory-mapped tensors as plain ones, views
-of tensordicts as tensordicts, an object that was there twice as two. No `__init__` and no `__post_init__` runs.
+the same types, in memory of their own: tensors dense and without `requires_grad`, nested ones of strided layout by their
+components, memory-mapped tensors as plain ones, views of tensordicts as tensordicts, an object that was there twice as two.
+No `__init__` and no `__post_init__` runs.
 """
 
 import collections
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from fbuf.checkpoint.arrays import BY_NAME
 from interop.data.layout import Branch
+from interop.data.nested_tensors import Components, joined
 from interop.data.tensordicts import entries_of, of_entries, unchecked
 from interop.data.varied import Leaf
 
@@ -98,6 +100,8 @@ def _node(value: Any, leaves: list[Any], other: Other, around: list[int]) -> Nod
     if kind in _TENSORS:
         value = value if kind is Tensor else value.detach().as_subclass(Tensor)
         why = not_dense(value)
+        if value.is_nested and value.layout is torch.strided and value.size(0):
+            return _branch(value, _components(value), leaves, other, around)
         if why:
             leaf, value = other(value, why)
         else:
@@ -131,6 +135,12 @@ def not_dense(value: Tensor) -> str:
         return ""
     what = "without memory" if value.is_meta else f"of layout {value.layout} and dtype {value.dtype}"
     return f": it is {what}, only dense tensors can be"
+
+
+def _components(value: Tensor) -> _Opened:
+    """A nested tensor as what it holds and the fields of its branch."""
+    parts = value.unbind(0)
+    return parts, Components, tuple(range(len(parts)))
 
 
 @functools.cache
@@ -217,7 +227,7 @@ def is_record(kind: type) -> bool:
 
 def is_container(kind: type) -> bool:
     """Whether objects of a class are taken apart; other classes are never built."""
-    known = kind in _SEQUENCES or kind in _DICTS or kind in _STACKS or kind is TensorDict
+    known = kind in _SEQUENCES or kind in _DICTS or kind in _STACKS or kind in (TensorDict, Components)
     return known or is_record(kind) or is_tensorclass(kind)
 
 
@@ -245,6 +255,8 @@ def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None)
         return _tensordict(node, parts, node.device and (device or node.device))
     if kind in _SEQUENCES:
         return kind(parts)
+    if kind is Components:
+        return joined(parts)
     if kind in _DICTS:
         return kind(zip(node.keys, parts, strict=True))
     if kind in _STACKS:
@@ -264,7 +276,8 @@ def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None)
 def _tensordict(node: Branch, parts: list[Any], device: torch.device | None) -> Any:
     dims = len(node.batch)
     for part in parts:
-        if part.shape[:dims] != node.batch:
-            raise ValueError(f"an entry of shape {list(part.shape)} in a batch of {list(node.batch)}")
+        shape = (part.size(0),) if getattr(part, "is_nested", False) else part.shape[:dims]  # it has no other size
+        if shape[:dims] != node.batch:
+            raise ValueError(f"an entry of shape {list(shape)}... in a batch of {list(node.batch)}")
     entries, batch = zip(node.keys, parts, strict=True), torch.Size(node.batch)
     return unchecked(dict(entries), batch, device, [*node.names]) if node.names else of_entries(entries, batch, device)

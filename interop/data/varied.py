@@ -124,6 +124,12 @@ def described(data: object, dims: int, is_ragged: bool, name: str) -> tuple[Vari
             )
         if data.dtype not in bridge.DTYPES or data.ndim <= dims:
             raise TypeError(f"{name}: ragged rows need a dim after the {dims} of the batch and a common dtype")
+        if 0 in data.shape[dims + 1 :]:
+            shape = ", ".join(map(str, ("any length", *data.shape[dims + 1 :])))
+            raise TypeError(
+                f"{name}: ragged rows of shape [{shape}] have no values, and their lengths would be lost: leave the entry "
+                "out, or store the lengths as an entry, or use a ListStorage; nothing was written"
+            )
         return Varied(data.dtype, tuple(data.shape[dims + 1 :])), (2,)
     return None
 

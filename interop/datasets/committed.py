@@ -139,7 +139,7 @@ def check_rows_version(folder: Path, rows_version: int) -> None:
     if isinstance(record, dict) and record.get("rows_version", 1) < rows_version:
         raise ValueError(
             f"{folder} was converted by an earlier version of this library, which read these files in another way (version "
-            f"{record.get('rows_version', 1)} of the rows, now {rows_version}). Pass download='force' to convert them again, "
+            f"{record.get('rows_version', 1)} of rows, now {rows_version}). Pass download='force' to convert them again, "
             "or another root"
         )
 

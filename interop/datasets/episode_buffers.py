@@ -1,83 +1,145 @@
 """Conversion of stored trajectories to Minari episodes."""
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor
 
-from interop.data.keys import as_path, entries_below, known_keys
-from interop.datasets.rows import following
-from interop.datasets.stored_episodes import StoredEpisodes, plain
+from interop.data.keys import as_path, entries_below
+from interop.datasets.export_formats import FileFormat, refuse_names
+from interop.datasets.stored_episodes import Kind, Path, StoredEpisodes, shown_kind
 from interop.ted.row_values import dense, words
 
 Keys = str | tuple[str, ...] | Mapping[str, str | tuple[str, ...]]
-_OUTCOMES = {("reward",), ("done",), ("terminated",), ("truncated",)}
+_FLAGS = ("done", "terminated", "truncated")
+_OUTCOMES = {("reward",), *((name,) for name in _FLAGS)}
+_TUPLE_PART = re.compile(r"_index_\d+")  # how Minari names the parts of a Tuple
+_EXACT = 2**53  # the loader reads rewards as float64
 
 
-def episode_buffers(stored: StoredEpisodes, observation: Keys, action: Keys) -> Iterator[dict[str, Any]]:
-    """Yield episodes, one at a time, as keyword arguments of `minari.EpisodeBuffer`.
-
-    A trajectory is split if an entry of "next" differs from the next row.
+@dataclass(frozen=True)
+class EpisodeBuffers:
+    """The stored trajectories as episodes of Minari. Made by `of`, which checks all rows.
 
     Args:
         stored: the trajectories.
-        observation, action: the key of the entry, or a dict of several.
-
-    Raises: KeyError for a missing entry; TypeError for one that is neither text nor a tensor that NumPy supports;
-    ValueError for several rewards per step, and for entries of "next" with another shape or dtype.
+        files: the format.
+        places: the entries, without "next", by their place in an episode: ("observations", "camera"), ("infos", "speed").
+        kinds: the kind of the entry at each place.
     """
-    ids = set() if stored.id_path is None else {stored.id_path}
-    for rows in stored:
-        start = 0
-        for stop in [*_breaks(rows), len(rows)]:
-            yield _episode(rows[start:stop], observation, action, ids)
-            start = stop
+
+    stored: StoredEpisodes
+    files: FileFormat
+    places: Mapping[Path, Path]
+    kinds: Mapping[Path, Kind]
+
+    @classmethod
+    def of(cls, stored: StoredEpisodes, files: FileFormat, observation: Keys, action: Keys) -> "EpisodeBuffers":
+        """Check every entry and all rows.
+
+        Args:
+            stored: the trajectories.
+            files: the format.
+            observation, action: the key of the entry, or a dict of several.
+
+        Raises:
+            KeyError: an entry is missing.
+            TypeError: the files have no such entries, see `FileFormat.kinds`; or rewards or flags are no numbers.
+            ValueError: several rewards or flags a step, an entry of "next" of another shape or dtype, or a key that cannot
+                be read back.
+        """
+        kinds = files.kinds(stored)
+        _check_outcomes(kinds, stored)
+        entries = {path: kind for path, kind in kinds.items() if path[0] != "next"}
+        for path, kind in kinds.items():
+            below = path[1:]
+            if path[0] != "next" or not below or below in _OUTCOMES:
+                continue
+            if entries.setdefault(below, kind) != kind:
+                raise ValueError(
+                    f"{below} is {shown_kind(entries[below])}, below 'next' it is {shown_kind(kind)}: one of the two has to "
+                    "be converted"
+                )
+        # Outcomes of the root, zero in data of collectors, are infos where they say something.
+        entries = {
+            path: kind
+            for path, kind in entries.items()
+            if path not in _OUTCOMES or isinstance(kind[0], str) or stored.is_ever_set(path)
+        }
+        entries.pop(stored.id_path, None)  # Minari numbers episodes
+        places = dict(_taken(entries, observation, "observations")) | dict(_taken(entries, action, "actions"))
+        used = set(places.values())
+        for path in (path for path in entries if path not in used):
+            place = ("infos", *(path[1:] if path[0] == "info" and len(path) > 1 else path))
+            if place in places:
+                raise ValueError(
+                    f'{path} and {places[place]}: an entry of "info" has the name of one beside it: both would be an info. '
+                    "Rename one"
+                )
+            places[place] = path
+        refuse_names(places, "place in the episodes of Minari")
+        for place, path in places.items():
+            if part := next(filter(_TUPLE_PART.fullmatch, place), None):
+                raise ValueError(f"{path}: {part!r} is how Minari names a part of a Tuple: rename the entry")
+        return cls(stored, files, places, {place: entries[path] for place, path in places.items()})
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield episodes, one at a time, as keyword arguments of `minari.EpisodeBuffer`.
+
+        A trajectory is split if an entry of "next" differs from the next row.
+        """
+        for rows in self.stored:
+            start = 0
+            for stop in [*_breaks(rows), len(rows)]:
+                yield self._episode(rows[start:stop])
+                start = stop
+
+    def _episode(self, rows: TensorDictBase) -> dict[str, Any]:
+        above, below = (dict(entries_below(each)) for each in (rows.exclude("next"), rows.get("next", {})))
+        found: dict[Path, Any] = {}
+        for place, path in self.places.items():
+            now, then = above.get(path), None if path in _OUTCOMES else below.get(path)
+            values = _one_more(*(None if each is None else self.files.values(each, path) for each in (now, then)))
+            if place[0] == "actions":
+                values = values[: len(rows)]
+            elif place[0] == "infos" and np.ndim(values) == 1:
+                values = [*values]  # Arrow needs lists
+            found[place] = values
+        return {"infos": {}, **_nested(found), **_outcomes(rows)}
 
 
-def _episode(rows: TensorDictBase, observation: Keys, action: Keys, ids: set[tuple[Any, ...]]) -> dict[str, Any]:
-    steps, used = _steps(rows), _OUTCOMES | ids
-
-    def taken(keys: Keys, count: int) -> Any:
-        if isinstance(keys, Mapping):
-            return {name: taken(key, count) for name, key in keys.items()}
-        path = as_path(keys)
-        found = {each[len(path) :]: value[:count] for each, value in steps.items() if each[: len(path)] == path}
-        if not found:
-            raise KeyError(f"{keys!r} is not stored; there are {known_keys(rows)}. Name the entry by its key")
-        used.update((*path, *each) for each in found)
-        return _nested(found)
-
-    observations, actions = taken(observation, len(rows) + 1), taken(action, len(rows))
-    infos = {}
-    for path, value in steps.items():
-        if path not in used:
-            name = path[1:] if path[0] == "info" else path
-            if name in infos:
-                raise ValueError('an entry of "info" has the name of one beside it: both would be an info. Rename one')
-            infos[name] = [*value] if np.ndim(value) == 1 else value  # Arrow needs lists
-    return {"observations": observations, "actions": actions, **_outcomes(rows), "infos": _nested(infos)}
+def _taken(entries: Mapping[Path, Kind], keys: Keys, place: str) -> Iterator[tuple[Path, Path]]:
+    """The entries under the keys, by their place. KeyError for a key under which there is none."""
+    named: Mapping[Any, Any] = {(name,): key for name, key in keys.items()} if isinstance(keys, Mapping) else {(): keys}
+    for name, key in named.items():
+        path = as_path(key)
+        below = [each for each in entries if each[: len(path)] == path]
+        if not below:
+            known = ", ".join(sorted(repr(each[0] if len(each) == 1 else each) for each in entries)) or "none"
+            raise KeyError(f"{key!r} is not stored; there are {known}. Name the entry by its key")
+        for each in below:
+            yield (place, *name, *each[len(path) :]), each
 
 
-def _steps(rows: TensorDictBase) -> dict[Any, Any]:
-    """Entries by path, T + 1 steps each: the root entries, then the last one of "next"."""
-    above, below = (dict(entries_below(each)) for each in (rows.exclude("next"), rows.get("next", {})))
-    steps = {
-        path: torch.cat([each, below[path][-1:] if path in below else following(each[:1])])
-        for path, each in above.items()
-    }
-    for path in below.keys() - above.keys() - _OUTCOMES:
-        steps[path] = torch.cat([following(below[path][:1]), below[path]])
-    return {path: plain(each, path) for path, each in steps.items()}
+def _one_more(above: Any, below: Any) -> Any:
+    """The values of T + 1 steps: those of the root, then the last one of "next"; zero or empty text where one is missing."""
+    known = below if above is None else above
+    nothing = [""] if isinstance(known, list) else np.zeros_like(known[:1])
+    if above is None:
+        parts = [nothing, below]
+    else:
+        parts = [above, nothing if below is None else below[-1:]]
+    return [*parts[0], *parts[1]] if isinstance(known, list) else np.concatenate(parts)
 
 
-def _nested(values: Mapping[Any, Any]) -> Any:
+def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:
     """Convert values by path to nested dicts."""
     out: dict[Any, Any] = {}
     for path, value in values.items():
-        if not path:
-            return value
         holder = out
         for each in path[:-1]:
             holder = holder.setdefault(each, {})
@@ -85,16 +147,29 @@ def _nested(values: Mapping[Any, Any]) -> Any:
     return out
 
 
+def _check_outcomes(kinds: Mapping[Path, Kind], stored: StoredEpisodes) -> None:
+    """KeyError, TypeError or ValueError for rewards and flags that are not one number a step."""
+    if ("next", "reward") not in kinds:
+        known = ", ".join(sorted(map(repr, kinds))) or "none"
+        raise KeyError(f"('next', 'reward') is not stored; there are {known}")
+    for name in ("reward", *_FLAGS):
+        dtype, shape = kinds.get(("next", name), (torch.bool, ()))
+        if isinstance(dtype, str) or (dtype.is_complex and name != "reward"):
+            raise TypeError(f"('next', {name!r}) is {shown_kind((dtype, shape))}: Minari has a number a step there")
+        if torch.Size(shape).numel() != 1:
+            raise ValueError(f"('next', {name!r}) has the shape {[*shape]}: Minari has one {name} a step")
+    if kinds["next", "reward"][0] == torch.int64 and stored.reaches(("next", "reward"), _EXACT):
+        raise ValueError(
+            "('next', 'reward') has integers beyond 2**53, which are read as float64 and would not come back: convert them"
+        )
+
+
 def _outcomes(rows: TensorDictBase) -> dict[str, Any]:
     """Rewards and flags. The last step is truncated unless it is terminated."""
     count = len(rows)
-    if (reward := rows.get(("next", "reward"), None)) is None:
-        raise KeyError(f"('next', 'reward') is not stored; there are {known_keys(rows)}")
-    if reward.numel() != count:
-        raise ValueError(f"('next', 'reward') has the shape {[*reward.shape[1:]]}: Minari has one reward a step")
     flags = {
         name: value.reshape(count).numpy() != 0
-        for name in ("done", "terminated", "truncated")
+        for name in _FLAGS
         if (value := rows.get(("next", name), None)) is not None
     }
     none = np.zeros(count, np.bool_)
@@ -102,7 +177,8 @@ def _outcomes(rows: TensorDictBase) -> dict[str, Any]:
     terminated = flags.get("terminated", done & ~flags.get("truncated", none))
     truncated = flags.get("truncated", done & ~terminated).copy()
     truncated[-1] |= not terminated[-1]
-    return {"rewards": reward.reshape(count).numpy(), "terminations": terminated, "truncations": truncated}
+    rewards = rows["next", "reward"].reshape(count).resolve_conj().resolve_neg().numpy()
+    return {"rewards": rewards, "terminations": terminated, "truncations": truncated}
 
 
 def _breaks(rows: TensorDictBase) -> list[int]:
@@ -114,11 +190,6 @@ def _breaks(rows: TensorDictBase) -> list[int]:
             continue
         if is_non_tensor(below):
             apart |= [one != other for one, other in zip(below.tolist()[:-1], above.tolist()[1:], strict=True)]
-        elif (below.dtype, below.shape) != (above.dtype, above.shape):
-            raise ValueError(
-                f"{path} is {above.dtype} {[*above.shape[1:]]}, below 'next' it is {below.dtype} {[*below.shape[1:]]}: "
-                "one of the two has to be converted"
-            )
         elif below.numel():
             apart |= (words(dense(below[:-1]), 1) != words(dense(above[1:]), 1)).any(1)
     return (np.flatnonzero(apart) + 1).tolist()

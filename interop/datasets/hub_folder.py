@@ -1,37 +1,59 @@
 """Datasets in Parquet files with fixed-shape columns, from the Hugging Face hub or `to_hub_folder`."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tensordict import TensorDictBase
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from interop.data.arguments import required
-from interop.datasets.arrow_columns import faults, values
+from interop.data.keys import entries_below
+from interop.data.layout import LeafSpec
+from interop.datasets.arrow_columns import faults, leaf_paths, unsupported, values
+from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files, local_files
-from interop.datasets.rows import nested
+from interop.datasets.hub_features import features_of
+from interop.datasets.rows import leaf
 from interop.datasets.source import Part, Source
+from interop.host.maps import file_names
 
 
 @dataclass(frozen=True)
 class HubFolderSource(Source):
-    """All files `data/*.parquet` of a dataset repository or folder."""
+    """All files `data/*.parquet` of a dataset repository or folder.
+
+    Args:
+        exclude: the names of columns that are left out, sorted; None for none.
+    """
 
     family: ClassVar[str] = "hub"
+
+    exclude: tuple[str, ...] | None = None
 
     def download(self, folder: Path) -> dict[str, str]:
         files = [file for file in hub_files(self.dataset_id, "data/") if file.path.endswith(".parquet")]
         return hub_download(self.dataset_id, files, folder)
+
+    def metadata(self, folder: Path) -> dict[str, Any]:
+        path = local_files(folder, "data/", ".parquet")[0]
+        with faults(f"{path} is not a Parquet file, it"):
+            schema = required("pyarrow.parquet", "datasets").read_schema(path)
+        features = features_of(schema, str(path))
+        return {"features": features} if features else {}
 
     def parts(self, folder: Path) -> list[Part]:
         parts = []
         for path in local_files(folder, "data/", ".parquet"):
             with faults(f"{path} is not a Parquet file, it"):
                 found = required("pyarrow.parquet", "datasets").read_metadata(path)
-            groups = range(found.num_row_groups)
-            parts += [Part(found.row_group(place).num_rows, path, (place,)) for place in groups]
+                schema = found.schema.to_arrow_schema()
+            self._check_columns(schema, path)
+            rows = (found.row_group(place).num_rows for place in range(found.num_row_groups))
+            parts += [Part(count, path, (place,)) for place, count in enumerate(rows) if count]
         return parts
 
     def inputs(self, folder: Path) -> list[Path]:
@@ -40,28 +62,93 @@ class HubFolderSource(Source):
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         where = f"{part.path}, row group {part.which[0]}"
         with faults(where), required("pyarrow.parquet", "datasets").ParquetFile(part.path) as file:
-            table = file.read_row_group(*part.which)
-            columns = {
-                tuple(name.split(".")): values(column.combine_chunks(), f"{part.path}, column {name}")
-                for name, column in zip(table.column_names, table.columns, strict=True)
-            }
-            yield nested(columns, len(table), where)
+            schema = file.schema_arrow
+            features, names = features_of(schema, str(part.path)), self._kept(schema.names)
+            table = file.read_row_group(*part.which, columns=names)  # "a" reads "a.b" too
+            rows = TensorDict({}, [len(table)])
+            for name in names:
+                column = table[name].combine_chunks()
+                found = values(column, f"{part.path}, column {name}", feature=features.get(name))
+                for path, each in entries_below({_key(name, schema.names): found}):
+                    rows[path] = _leaf(each, f"{part.path}, column {name}")
+            yield rows
+
+    def _kept(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in (self.exclude or ())]
+
+    def _check_columns(self, schema: Any, path: Path) -> None:
+        """Errors, before the first row is read, for columns that cannot be entries."""
+        names: list[str] = schema.names
+        if missing := set(self.exclude or ()) - set(names):
+            raise ValueError(f"exclude has {sorted(missing)}, {path} has the columns {names}")
+        if twice := sorted({name for name in self._kept(names) if names.count(name) > 1}):
+            raise CorruptDatasetError(f"{path} has several columns named {twice}: {_without(*twice)}")
+        features = features_of(schema, str(path))
+        for name in self._kept(names):
+            kind = schema.field(name).type
+            why = unsupported(kind, features.get(name))
+            if why is None:
+                try:
+                    file_names([LeafSpec((*_key(name, names), *below), (), torch.uint8) for below in leaf_paths(kind)])
+                except ValueError as error:
+                    why = f"makes no entry: {error}"
+            if why is not None:
+                raise CorruptDatasetError(
+                    f"{path}, column {name} {why}. {_without(name)[0].upper()}{_without(name)[1:]}"
+                )
+
+
+def _without(*names: str) -> str:
+    """The advice to leave columns out."""
+    return f"leave it out by exclude={[*names]!r}"
+
+
+def _key(name: str, names: Collection[str]) -> tuple[str, ...]:
+    """Split the name of a column at its dots, but not behind the name of another one: "a.b" beside "a" is one name."""
+    key: list[str] = []
+    parts = name.split(".")
+    for part, before in zip(parts, ["", *accumulate(parts, "{}.{}".format)], strict=False):
+        if key and before in names:
+            key[-1] += f".{part}"
+        else:
+            key.append(part)
+    return tuple(key)
+
+
+def _leaf(found: Any, where: str) -> Any:
+    """An array as a tensor; text and bytes as they are. CorruptDatasetError, prefixed by `where`, for integers too large."""
+    if isinstance(found, list):
+        return NonTensorStack(*map(NonTensorData, found))
+    try:
+        return leaf(found)
+    except CorruptDatasetError as error:
+        raise CorruptDatasetError(f"{where}: {error}. {_without(where.rpartition('column ')[2])}") from error
 
 
 class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of the Hugging Face hub whose rows are steps, in the layout of `to_hub_folder`.
 
-    Columns become entries of the same dtype and shape; structs and dotted names become nested entries. A dataset of
-    `to_hub_folder` has the stored entries and "episode" [N], which changes between trajectories; see its card.
+    Columns become entries of the same shape and dtype; uint32 and uint64 become int64. Structs and dotted names become
+    nested entries; a column `a.b` beside a column `a` keeps its name. Lists of one length become dims. Images of the library
+    `datasets` are decoded to [channels, H, W], class labels are integers, and their names are in
+    `metadata["features"]`. Text stays text, and binary columns bytes. A dataset of `to_hub_folder` has the stored
+    entries and "episode" [N], which changes between trajectories; see its card.
 
     Args:
         dataset_id: `user/name` on the hub, or any name with `from_local`.
+        exclude: the names of columns to leave out.
         from_local: a folder written by `to_hub_folder`, instead of a download.
         **more: as for `BaseDatasetExperienceReplay`.
 
-    Raises: as `BaseDatasetExperienceReplay`; CorruptDatasetError for columns with missing values, and columns other than
-    numbers, fixed-length lists of numbers, and text.
+    Raises: as `BaseDatasetExperienceReplay`; ValueError for columns of `exclude` that are not there; CorruptDatasetError,
+    before the first row is read, for two columns of one name, names that cannot be keys, and columns other than numbers,
+    lists of numbers, images, text and bytes, such as timestamps and decimals; and while reading for missing values and lists
+    of different lengths. The message names the column, for `exclude`.
     """
 
-    def __init__(self, dataset_id: str, batch_size: int | None = None, **more: Any) -> None:
-        super().__init__(HubFolderSource(dataset_id), batch_size, **more)
+    def __init__(
+        self, dataset_id: str, batch_size: int | None = None, *, exclude: Collection[str] = (), **more: Any
+    ) -> None:
+        if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
+            raise TypeError(f"exclude must be a list of names of columns, got {exclude!r}")
+        super().__init__(HubFolderSource(dataset_id, tuple(sorted({*exclude})) or None), batch_size, **more)

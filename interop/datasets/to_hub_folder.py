@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,10 @@ from tensordict.utils import NestedKey
 from interop.buffers import ReplayBuffer
 from interop.data.arguments import required
 from interop.data.keys import entries_below
+from interop.datasets.export_formats import PARQUET, refuse_names
 from interop.datasets.progress import progress
-from interop.datasets.stored_episodes import StoredEpisodes, plain, stored_episodes
+from interop.datasets.stored_episodes import Kind, StoredEpisodes, stored_episodes
+from interop.datasets.stored_episodes import Path as KeyPath
 from interop.shared.published_folder import publish
 
 if TYPE_CHECKING:
@@ -32,16 +34,18 @@ def to_hub_folder(
     traj_key: NestedKey | None = None,
     end_keys: Sequence[NestedKey] | None = None,
     only_named_keys: bool = False,
+    exclude: Collection[NestedKey] = (),
     shard_bytes: int = _SHARD,
 ) -> Path:
     """Write the rows of a buffer to a folder for `datasets.load_dataset(path)` and `HubFolderExperienceReplay`.
 
     Writes the stored rows without transforms, trajectory by trajectory in the order of their ends, about 30 MB in memory at
-    a time. The buffer is locked meanwhile. The folder appears atomically.
+    a time. The buffer is locked meanwhile. The folder appears atomically. Entries are checked before the first byte is
+    written: by one row in a storage of tensors, by all rows in lists, and where there is text.
 
     A nested entry becomes a column with a dotted name, `next.observation`. Tensors become numbers or nested fixed-length
-    lists, text becomes strings. The column `episode` has the trajectory ids of an entry, or else trajectory numbers; it
-    replaces a stored entry "episode". `README.md` documents the layout.
+    lists, text becomes strings, bytes become binary. The column `episode` has the trajectory ids of an entry, or else
+    trajectory numbers; it replaces a stored entry "episode". `README.md` documents the layout.
 
     Args:
         rb: the buffer.
@@ -50,20 +54,27 @@ def to_hub_folder(
         licence: a licence identifier of the hub, such as "mit" or "cc-by-4.0".
         description: Markdown, for the card.
         traj_key, end_keys, only_named_keys: the entries that mark trajectory ends, as for `SliceSampler`.
+        exclude: the keys of entries that are left out.
         shard_bytes: the size of a file before compression.
 
     Raises:
         FileExistsError: `path` exists; it is not modified.
-        TypeError: an entry is neither text nor a tensor that Parquet supports; see also `stored_episodes`.
-        ValueError: rows differ in keys, shapes or dtypes, or a key contains a dot.
+        TypeError: an entry is ragged, has no values in a row, or is neither text nor bytes nor a tensor that Parquet
+            supports; see also `stored_episodes`. The message names the entry.
+        ValueError: rows differ in keys, shapes or dtypes, or a key contains a dot or cannot be read back. The message names
+            the entry.
+        KeyError: a key of `exclude` is not stored.
         RuntimeError: the buffer is empty, or has no entry that marks trajectory ends.
     """
     parquet, folder = required("pyarrow.parquet", "datasets"), Path(path).absolute()
     if os.path.lexists(folder):
         raise FileExistsError(f"{folder} is there already: remove it, or write to another folder")
-    with stored_episodes(rb, traj_key, end_keys, only_named_keys) as stored:
+    with stored_episodes(rb, traj_key, end_keys, only_named_keys, exclude) as stored:
+        kinds = PARQUET.kinds(stored)
+        _check_keys(kinds)
         first = _columns(stored, 0, 1)
         row = _table(first)
+        card = _card(name or folder.name, licence, description, stored, first)
 
         def make(scratch: Path) -> None:
             data = scratch / "data" / "data"
@@ -78,8 +89,7 @@ def to_hub_folder(
                     while size < shard_bytes and (more := next(tables, None)) is not None:
                         writer.write_table(more)
                         size += more.nbytes
-            card = _card(name or folder.name, licence, description, stored, first)
-            (scratch / "data" / "README.md").write_text(card, encoding="utf-8")
+            (scratch / "data" / "README.md").write_bytes(card)
 
         publish(folder, None, make)
     return folder
@@ -97,13 +107,19 @@ def _tables(stored: StoredEpisodes, row: "pa.Table", size: int, title: str) -> I
             advance(len(table))
 
 
+def _check_keys(kinds: Mapping[KeyPath, Kind]) -> None:
+    """ValueError for a key that would not be read back."""
+    for path in kinds:
+        if any("." in each for each in path):
+            raise ValueError(f"{path} has a dot in a name, which would be read as a nested entry: rename it")
+    refuse_names({("episode",): ("episode",), **{path: path for path in kinds}}, "column")
+
+
 def _columns(stored: StoredEpisodes, start: int, stop: int) -> dict[str, Any]:
     """Arrays and lists of text by column name."""
     columns: dict[str, Any] = {}
     for path, value in entries_below(stored.read(start, stop)):
-        if any("." in each for each in path):
-            raise ValueError(f"{path} has a dot in a name, which would be read as a nested entry: rename it")
-        columns[".".join(path)] = plain(value, path)
+        columns[".".join(path)] = PARQUET.values(value, path)
     if stored.id_path != ("episode",):
         number = stored.number(start, stop)
         columns["episode"] = number if stored.ids is None else stored.ids[number]
@@ -115,20 +131,20 @@ def _table(columns: dict[str, Any]) -> "pa.Table":
     pa, made = required("pyarrow", "datasets"), {}
     for name, values in columns.items():
         if isinstance(values, list):
-            made[name] = pa.array(values, pa.string())
+            made[name] = pa.array(values, pa.binary() if isinstance(values[0], bytes) else pa.string())
             continue
-        try:
-            made[name] = pa.array(values.reshape(-1))
-            for size in values.shape[:0:-1]:
-                made[name] = pa.FixedSizeListArray.from_arrays(made[name], size)
-        except pa.ArrowException as error:
-            kind = f"{values.dtype} {[*values.shape[1:]]}"
-            raise TypeError(f"{name} is {kind}, which Parquet does not have: {error}") from error
+        made[name] = pa.array(values.reshape(-1))
+        for size in values.shape[:0:-1]:
+            made[name] = pa.FixedSizeListArray.from_arrays(made[name], size)
     return pa.table(made)
 
 
-def _card(name: str, licence: str | None, description: str, stored: StoredEpisodes, first: dict[str, Any]) -> str:
-    """The dataset card: YAML, written as JSON, and Markdown."""
+def _name_of(values: list[Any]) -> str:
+    return "bytes" if isinstance(values[0], bytes) else "text"
+
+
+def _card(name: str, licence: str | None, description: str, stored: StoredEpisodes, first: dict[str, Any]) -> bytes:
+    """The dataset card: YAML, written as JSON, and Markdown. ValueError for text that UTF-8 cannot say."""
     front = {
         "pretty_name": name,
         "license": licence,
@@ -136,11 +152,13 @@ def _card(name: str, licence: str | None, description: str, stored: StoredEpisod
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
     }
     kinds = {
-        name: "text | one value" if isinstance(each, list) else f"{each.dtype} | {[*each.shape[1:]] or 'one value'}"
+        name: f"{_name_of(each)} | one value"
+        if isinstance(each, list)
+        else f"{each.dtype} | {[*each.shape[1:]] or 'one value'}"
         for name, each in first.items()
     }
     keys = " or ".join(f"`{'.'.join(path)}`" for path in stored.marked_by)
-    return "\n".join([
+    text = "\n".join([
         "---",
         *(f"{key}: {json.dumps(value)}" for key, value in front.items() if value is not None),
         "---",
@@ -158,3 +176,7 @@ def _card(name: str, licence: str | None, description: str, stored: StoredEpisod
         "rows of the oldest one may have been written over.",
         "",
     ])  # fmt: skip
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"name, licence and description make no text of the card: {error}") from error

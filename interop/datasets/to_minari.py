@@ -1,8 +1,9 @@
 """Export of a replay buffer to a Minari dataset."""
 
 import contextlib
+import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from tensordict.utils import NestedKey
 
 from interop.buffers import ReplayBuffer
 from interop.data.arguments import required
-from interop.datasets.episode_buffers import Keys, episode_buffers
+from interop.datasets.episode_buffers import EpisodeBuffers, Keys
+from interop.datasets.export_formats import MINARI
 from interop.datasets.progress import progress
 from interop.datasets.stored_episodes import stored_episodes
 from interop.datasets.value_spaces import fitted, space_of
@@ -26,6 +28,7 @@ _METADATA = {
     "algorithm_name", "code_permalink", "description", "num_episodes_average_score", "ref_max_score", "ref_min_score",
     "requirements",
 }  # fmt: skip
+_TEXTS = {"algorithm_name", "code_permalink"}
 
 
 def to_minari(
@@ -40,6 +43,7 @@ def to_minari(
     traj_key: NestedKey | None = None,
     end_keys: Sequence[NestedKey] | None = None,
     only_named_keys: bool = False,
+    exclude: Collection[NestedKey] = (),
     data_format: str = "hdf5",
     jpeg_encoding: bool = False,
     author: str | Collection[str] = (),
@@ -49,7 +53,8 @@ def to_minari(
     """Write the trajectories of a buffer to a local Minari dataset for `minari.load_dataset(dataset_id)`.
 
     Writes the stored rows without transforms, one episode at a time; `MinariExperienceReplay` reads back equal bits. The
-    buffer is locked meanwhile. The dataset appears atomically.
+    buffer is locked meanwhile. The dataset appears atomically. Entries are checked before the first byte is written: by
+    one row in a storage of tensors, by all rows in lists, and where there is text.
 
     | stored | written |
     |---|---|
@@ -57,6 +62,9 @@ def to_minari(
     | action | actions |
     | ("next", "reward"), "terminated", "truncated" | rewards, terminations, truncations; by default from "done" |
     | "info", and any other entry | infos, [T + 1]; entries missing in "next" end with zeros or empty text |
+    | "reward", "done", "terminated", "truncated" of the root | infos, unless they are zero in all rows |
+
+    Rewards that are integers are read back as float64.
 
     An episode is a trajectory of `SliceSampler`. A trajectory is split if an entry of "next" differs from the next row. The
     last step of an episode is truncated unless it is terminated. Trajectory ids are not written, as Minari numbers
@@ -69,7 +77,8 @@ def to_minari(
         observation_space, action_space: override those of `env`. Without either, unbounded spaces of the rows are used.
         observation_key, action_key: the key of the entry, or a dict of several for a Dict space.
         traj_key, end_keys, only_named_keys: the entries that mark trajectory ends, as for `SliceSampler`.
-        data_format: "hdf5", "arrow" or "parquet".
+        exclude: the keys of entries that are left out.
+        data_format: "hdf5", "arrow" or "parquet". Complex numbers and rows without values need "hdf5".
         jpeg_encoding: store images of at least 32 x 32 as JPEG, which is lossy.
         author, author_email: one string, or several.
         **metadata: `algorithm_name`, `code_permalink`, `description`, `requirements`, `ref_min_score`, `ref_max_score` and
@@ -77,12 +86,14 @@ def to_minari(
 
     Raises:
         ValueError: the id is malformed, the dataset exists (it is not modified), or rows do not fit the spaces.
-        KeyError, TypeError: see `episode_buffers`; TypeError also for other metadata.
+        KeyError, TypeError, ValueError: an entry cannot be written and read back; see `EpisodeBuffers.of`. The message names
+            it. TypeError also for other metadata.
         RuntimeError: the buffer is empty, or has no entry that marks trajectory ends.
     """
     minari = required("minari", "datasets")
-    if unknown := metadata.keys() - _METADATA:
-        raise TypeError(f"there is no metadata {sorted(unknown)}, only {sorted(_METADATA)}")
+    _check_metadata(metadata)
+    if data_format not in MINARI:
+        raise ValueError(f"No storage implemented for {data_format}: data_format is one of {[*MINARI]}")
     folder, namespace = _place(dataset_id)
     spec, observations, actions = (None, None, None) if env is None else _spec_and_spaces(env)
     given = {
@@ -92,19 +103,25 @@ def to_minari(
     metadata |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
     for name, each in (("author", author), ("author_email", author_email)):
         metadata |= {name: {each} if isinstance(each, str) else {*each}} if each else {}
-    with stored_episodes(rb, traj_key, end_keys, only_named_keys) as stored:
+    with stored_episodes(rb, traj_key, end_keys, only_named_keys, exclude) as stored:
+        episodes = EpisodeBuffers.of(stored, MINARI[data_format], observation_key, action_key)
+        _check_spaces(episodes, given, jpeg_encoding)
 
         def every(name: str) -> Iterator[Any]:
-            return (each[name] for each in episode_buffers(stored, observation_key, action_key))
+            return (each[name] for each in episodes)
 
         spaces = {name: space_of(partial(every, name)) if space is None else space for name, space in given.items()}
 
+        def in_spaces(place: int, episode: dict[str, Any]) -> dict[str, Any]:
+            parts = {name: fitted(space, episode[name], f"episode {place}, {name}") for name, space in spaces.items()}
+            return episode | parts
+
+        in_spaces(0, next(iter(episodes)))  # the others have the same kinds
+
         def buffers() -> Iterator["EpisodeBuffer"]:
             with progress(f"Writing {dataset_id}", stored.rows, "row") as advance:
-                for place, episode in enumerate(episode_buffers(stored, observation_key, action_key)):
-                    for name, space in spaces.items():
-                        episode[name] = fitted(space, episode[name], f"episode {place}, {name}")
-                    yield minari.data_collector.EpisodeBuffer(**episode)
+                for place, episode in enumerate(episodes):
+                    yield minari.data_collector.EpisodeBuffer(**in_spaces(place, episode))
                     advance(len(episode["rewards"]))
 
         def make(scratch: Path) -> None:
@@ -116,11 +133,40 @@ def to_minari(
             storage.update_metadata(metadata)
             storage.update_episodes(buffers())
 
+        required("minari.storage", "datasets").get_dataset_path()  # makes the folder of all datasets
         publish(folder, None, make)
     namespaces = required("minari.namespace", "datasets")
     if namespace is not None and namespace not in namespaces.list_local_namespaces():
         namespaces.create_namespace(namespace)
     return minari.load_dataset(dataset_id)
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    """TypeError for metadata that Minari does not have or cannot write."""
+    if unknown := metadata.keys() - _METADATA:
+        raise TypeError(f"there is no metadata {sorted(unknown)}, only {sorted(_METADATA)}")
+    for name, value in metadata.items():
+        if name in _TEXTS and not isinstance(value, str):
+            raise TypeError(f"the metadata {name!r} is a text, got {value!r:.100}")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"the metadata {name!r} is written as JSON: {error}") from error
+
+
+def _check_spaces(episodes: EpisodeBuffers, given: Mapping[str, Any], jpeg_encoding: bool) -> None:
+    """TypeError for entries that have no space; ValueError for images that are no JPEG. Both name the entry."""
+    for place, (dtype, shape) in episodes.kinds.items():
+        if place[0] not in given:
+            continue
+        path, what = episodes.places[place], f"{str(dtype).removeprefix('torch.')} {[*shape]}"
+        if given[place[0]] is None and getattr(dtype, "is_complex", False):
+            raise TypeError(
+                f"{path} is {what}, for which there is no space: store real numbers, or leave it out of {place[0]}"
+            )
+        is_image = len(shape) == 3 and min(shape[:2]) >= 32 and str(dtype) == "torch.uint8"
+        if jpeg_encoding and is_image and shape[2] != 3:
+            raise ValueError(f"{path} is {what}, JPEG images have 3 colors or are [H, W]: pass jpeg_encoding=False")
 
 
 def _place(dataset_id: str) -> tuple[Path, str | None]:

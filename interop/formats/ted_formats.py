@@ -12,7 +12,7 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import LoadOptions
 from interop.checkpoint.tensor_states import SavedRing, as_array, as_tensor, loading, restoring_data, saved_ring
 from interop.storages import Storage, TensorStorage
-from interop.ted import Flat2TED, Nested2TED, TED2Flat, TED2Nested
+from interop.ted import Flat2TED, H5Combine, Nested2TED, TED2Flat, TED2Nested
 from interop.ted.flattening import Flattened, Names, Path, Rebuilt, Ring, is_below
 
 
@@ -34,6 +34,23 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
     def __init__(self, done_keys: Any = None, reward_keys: Any = None, *, verify: bool = True) -> None:
         super().__init__()
         self._set_hooks({"done_keys": done_keys, "reward_keys": reward_keys}, verify)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Save the result of `hook(data, path=None)` for the flat data. ValueError for a hook that flattens TED data."""
+        self._refuse_second(hook)
+        super().register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Store the result of `hook(data, out=None)` for the TED data. ValueError for a hook that restores it."""
+        self._refuse_second(hook)
+        super().register_load_hook(hook)
+
+    def _refuse_second(self, hook: Any) -> None:
+        if isinstance(hook, TED2Flat | Flat2TED | H5Combine):
+            raise ValueError(
+                f"a {type(self).__name__} has the hooks of TED data already, got a {type(hook).__name__} beside them: set "
+                "storage.checkpointer = TensorStorageCheckpointer() to register hooks of TED data, or leave this one out"
+            )
 
     def _set_hooks(self, names: dict[str, Any], verify: bool) -> None:
         """Make the hooks of its own; those of the user come behind."""

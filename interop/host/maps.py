@@ -14,8 +14,10 @@ from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop.data.layout import LeafSpec
+from interop.data.values import is_written
 
 _SINGLE = "_-single-tensor-_"
+_LONGEST_NAME = 200  # bytes; file systems take 255, with the endings of temporary files
 _ALIGNED = 64  # bytes
 _FIRST, _MOST = 1 << 20, 1 << 26  # bytes of space that are taken ahead of what is needed
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # the mmap module names it from Python 3.13 on
@@ -155,16 +157,23 @@ def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return max(1, math.prod(shape) * dtype.itemsize)
 
 
+def _is_no_name(part: str) -> bool:
+    """Whether a part of a key cannot be the name of a file."""
+    if part in ("", ".", "..") or "/" in part or "\0" in part or not is_written(part):
+        return True
+    return len(part.encode()) > _LONGEST_NAME
+
+
 def file_names(leaves: Sequence[LeafSpec]) -> list[str]:
     """The names of the files of leaves in their folder. ValueError for keys that cannot name files of their own."""
     names: list[str] = []
     for spec in leaves:
         parts = [str(part) for part in spec.path] or [os.environ.get("SINGLE_TENSOR_BUFFER_NAME", _SINGLE)]
         name = "/".join(parts) + ".memmap"
-        wrong = any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts)
-        if wrong or any(type(part) not in (str, int) for part in spec.path):
+        if any(map(_is_no_name, parts)) or any(type(part) not in (str, int) for part in spec.path):
             raise ValueError(
-                f"the key {spec.path} cannot name a file: keys must be integers or texts, not empty and without '/'"
+                f"the key {spec.path!r:.300} cannot name a file: keys must be integers or texts, not empty, without '/', "
+                f"and of {_LONGEST_NAME} bytes at most"
             )
         if any(name == other or name.startswith(f"{other}/") or other.startswith(f"{name}/") for other in names):
             raise ValueError(f"two keys would share the file {name}: rename one (a number and its text are alike)")

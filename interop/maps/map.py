@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
 from interop.checkpoint.state import described, state_for
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.values import NO_PICKLE, decode, encode
 from interop.host.threads import Lock
 from interop.maps.hashes import DEFAULT_COMPONENTS, RandomProjectionHash, SipHash
 from interop.maps.query import QueryModule
@@ -332,7 +332,7 @@ class TensorDictMap(TensorMap):
         with Writing(path) as out, self._lock:
             if self._count:  # an uninitialized storage cannot be saved
                 self.storage.dumps(out.folder("storage"))
-            query = encode(dict(self.query_module.state_dict()), "the query module")
+            query = encode(dict(self.query_module.state_dict()), "the query module", remedy=NO_PICKLE)
             out.write(described(self, {"query": query, "written": self._written >= 0}))
 
     def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from fbuf.checkpoint import Writing, load
 from fbuf.checkpoint.files import FolderLock
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.values import NO_PICKLE, decode, encode
 from interop.remote.errors import RemoteError
 
 _ENTRY = re.compile(r"\d{12}")
@@ -62,7 +62,7 @@ class WriteLog:
     def append(self, call: tuple[str, Any, Any]) -> None:
         """Log a write, (method, args, kwargs), to disk. TypeError for a value that would need pickle."""
         with Writing(self._entry(self.last + 1)) as out:
-            out.write(encode(call, "a durable write"))
+            out.write(encode(call, "a durable write", remedy=NO_PICKLE))
         self.last += 1
 
     def drop_last(self) -> None:

@@ -163,7 +163,7 @@ class ListStorage(Storage):
 
     def saved_items(self, allow_pickle: bool = False) -> dict[str, Any]:
         """The saved tree of the items and the ring. TypeError for an item that cannot be saved."""
-        items = save_items(self._held(), allow_pickle)
+        items = save_items(self._held(), allow_pickle, remedy=ListStorageCheckpointer.REMEDY)
         return {"storage": self._kind, **self._setting(), **self._ring(), "items": items}
 
     def restoring_items(self, saved: Any, options: LoadOptions, given: Any = None) -> Callable[[], None]:

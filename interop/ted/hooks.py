@@ -178,11 +178,17 @@ class Nested2TED(Flat2TED):
 class H5Split(TED2Flat):
     """A save hook behind `TED2Nested`: entries `traj_0`, `traj_1`, ... with the tensors of one trajectory each.
 
-    The tensors share the memory of the data; other entries stay.
+    The tensors share the memory of the data; other entries stay. ValueError for data without trajectories.
     """
 
     def __call__(self, data: TensorDictBase, path: Any = None) -> TensorDictBase:
         tensors, info = _parted(data)
+        for key, tensor in tensors.items():
+            if not tensor.is_nested:
+                raise ValueError(
+                    f"{shown(key)} is no nested tensor with a component for each trajectory: register TED2Nested() before "
+                    "H5Split(), and to load H5Combine() before Nested2TED()"
+                )
         split = {key: tensor.unbind(0) for key, tensor in tensors.items()}
         made = TensorDict({}, device="cpu")
         for key, value in info.items():
@@ -278,7 +284,10 @@ def _write_entry(made: TensorDictBase, key: Path, shape: Tensor | torch.Size, me
 def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
     """The tensors of a tensordict by path, and the values of its other entries."""
     if not is_tensor_collection(data):
-        raise TypeError(f"expected a tensordict, got {type(data).__name__}")
+        raise TypeError(
+            f"expected a tensordict, got {type(data).__name__}: hooks of TED data go with the rows of a LazyTensorStorage "
+            "or LazyMemmapStorage; storages of lists give their hooks a list of items"
+        )
     tensors, others = {}, {}
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
@@ -293,8 +302,13 @@ def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
 def _leaves(data: TensorDictBase) -> dict[Path, Tensor]:
     """The tensors of a tensordict by path. TypeError for other entries."""
     tensors, others = _parted(data)
+    if _SHAPE in others:
+        raise ValueError("the data is flat already: register one of TED2Flat() and TED2Nested(), and it once")
     for path, value in others.items():
         raise TypeError(f"{shown(path)}: only tensors can be flattened, got {type(value).__name__}")
+    for path, tensor in tensors.items():
+        if tensor.is_nested:
+            raise TypeError(f"{shown(path)}: only dense tensors can be flattened, got ragged rows")
     return tensors
 
 

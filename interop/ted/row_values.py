@@ -1,7 +1,6 @@
 """Rows of tensors as the bytes that NumPy sees: copied at the speed of memory, compared bit for bit, in threads."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint.files import at_once
+from interop.data.nested_tensors import of_buffer
 
 _HUGE = 1 << 22  # bytes; for less NumPy takes no huge pages, and a thread costs more than it saves
 _PIECE = 1 << 19  # bytes that stay in a cache while they are compared
@@ -78,10 +78,7 @@ def sizes(lengths: Tensor, item: tuple[int, ...]) -> Tensor:
 
 def nested(memory: Tensor, shapes: Tensor) -> Tensor:
     """A nested tensor that shares memory, [rows of all components, ...]."""
-    strides = torch.tensor([memory.stride()], dtype=torch.int64, device="cpu").expand_as(shapes).contiguous()
-    starts = (shapes[:, 0].cumsum(0) - shapes[:, 0]) * memory.shape[1:].numel()
-    found: Tensor = torch._nested_view_from_buffer(memory.reshape(-1), shapes, strides, starts)  # noqa: SLF001
-    return found
+    return of_buffer(memory.reshape(-1), shapes)
 
 
 def components(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,13 +113,3 @@ def _bytes(tensor: Tensor, dims: int) -> np.ndarray:
     raw: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy()
     count = tensor.shape[:dims].numel()
     return raw.reshape(count, raw.size // max(count, 1))
-
-
-def _silence_prototype() -> None:
-    """Use up torch's only warning about nested tensors of this layout, which files need."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        nested(torch.zeros(1, device="cpu"), torch.ones(1, 1, dtype=torch.int64, device="cpu")).detach()
-
-
-_silence_prototype()

@@ -9,7 +9,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from fbuf.checkpoint import CheckpointMismatch
 from interop.checkpoint.state import EXACT, LoadOptions
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.values import NO_PICKLE, decode, encode
 from interop.transforms.transform import Transform
 
 
@@ -191,7 +191,7 @@ class Compose(Transform):
 
     def saved(self) -> dict[str, Any]:
         """The `state_dict` as a tree for a checkpoint. Functions have no state."""
-        return encode(self.state_dict(), "the state_dict() of the transforms")
+        return encode(self.state_dict(), "the state_dict() of the transforms", remedy=NO_PICKLE)
 
     def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
         """Check a tree of `saved`; the returned function loads it."""

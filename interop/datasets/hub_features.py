@@ -1,0 +1,66 @@
+"""What the library `datasets` says of the columns of a Parquet file, in its schema: images, lists, labels."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.manifest import parse_json
+from interop.datasets.errors import CorruptDatasetError
+
+Feature = Any  # a part of the JSON; None for one that is not known
+_LISTS = ("List", "LargeList", "Sequence")
+_IN_ARROW = {
+    "Value",
+    "ClassLabel",
+    "Array2D",
+    "Array3D",
+    "Array4D",
+    "Array5D",
+    "Translation",
+    "Json",
+}  # Arrow types say all
+
+
+def features_of(schema: Any, where: str) -> Mapping[str, Feature]:
+    """The features of a schema by column; empty where there are none. CorruptDatasetError for other text than JSON."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    if text is None:
+        return {}
+    try:
+        found = parse_json(text, f"{where}, the entry 'huggingface' of its schema")
+    except CheckpointCorrupt as error:
+        raise CorruptDatasetError(str(error)) from error
+    for step in ("info", "features"):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def is_image(feature: Feature) -> bool:
+    """Whether a column has encoded images: the bytes, or structs of bytes and path."""
+    return _name(feature) == "Image"
+
+
+def element_of(feature: Feature) -> Feature:
+    """The feature of the elements of a list."""
+    if isinstance(feature, list):
+        return feature[0] if feature else None
+    return feature.get("feature") if _name(feature) in _LISTS else None
+
+
+def field_of(feature: Feature, name: str) -> Feature:
+    """The feature of a field of a struct. A sequence of structs is stored as a struct of lists."""
+    if _name(feature) in _LISTS or isinstance(feature, list):
+        inner = field_of(element_of(feature), name)
+        return None if inner is None else [inner]
+    return feature.get(name) if isinstance(feature, dict) and _name(feature) is None else None
+
+
+def other_kind(feature: Feature) -> str | None:
+    """The name of a feature that neither Arrow types nor this module explain, such as "Audio" or "Video"."""
+    name = _name(feature)
+    return None if name is None or name in _IN_ARROW or name in _LISTS or name == "Image" else name
+
+
+def _name(feature: Feature) -> str | None:
+    name = feature.get("_type") if isinstance(feature, dict) else None
+    return name if isinstance(name, str) else None
