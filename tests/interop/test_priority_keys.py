@@ -78,9 +78,9 @@ def test_the_key_can_be_nested_and_set(key):
     buffer.update_tensordict_priority(sample.set(key, torch.full((4,), 9.0)))
     assert (buffer.sampler.priorities[sample["index"]] == 9).all()
     for wrong in (None, 3, ("loss", 3), ()):
-        with pytest.raises(TypeError, match="priority_key must be a name.* tuple of names"):
+        with pytest.raises(TypeError, match=r"priority_key must be a name.* tuple of names"):
             buffer.priority_key = wrong
-        with pytest.raises(TypeError, match="priority_key must be a name.* tuple of names"):
+        with pytest.raises(TypeError, match=r"priority_key must be a name.* tuple of names"):
             TensorDictReplayBuffer(priority_key=wrong)
     assert buffer.priority_key == key
 

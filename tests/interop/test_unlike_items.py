@@ -165,9 +165,9 @@ def test_transforms_that_take_items_one_by_one_see_the_rows_that_are_stored(stor
 def test_items_of_unlike_dims_are_refused_with_the_way(storage):
     buffer = ReplayBuffer(storage=storage(9))
     buffer.extend([trajectory(1), trajectory(1)[0], trajectory(1)])
-    with pytest.raises(RuntimeError, match="need the same number of batch dims.*collate_fn"):
+    with pytest.raises(RuntimeError, match=r"need the same number of batch dims.*collate_fn"):
         buffer[:]
-    with pytest.raises(RuntimeError, match="need the same number of batch dims.*collate_fn"):
+    with pytest.raises(RuntimeError, match=r"need the same number of batch dims.*collate_fn"):
         buffer.sample(64)
 
 
