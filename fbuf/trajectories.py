@@ -61,7 +61,7 @@ class Trajectories:
     Args:
         terminated: bool or float; not zero: the trajectory ends with this item, in a terminal state.
         truncated: bool or float; not zero: the trajectory ends with this item, cut short.
-        id: integer; a trajectory begins where it differs from that of the previous row.
+        id: integer or float; a trajectory begins where it differs from that of the previous row.
         discount: float; zero: the trajectory ends with this item, in a terminal state.
         endless: without paths: each lane is one trajectory, which never ends.
 
@@ -90,7 +90,7 @@ class Trajectories:
         for name in ("terminated", "truncated"):
             self._leaf(item, name, jnp.bool_, jnp.floating)
         self._leaf(item, "discount", jnp.floating)
-        held = self._leaf(item, "id", jnp.integer)
+        held = self._leaf(item, "id", jnp.integer, jnp.floating)
         table = (capacity, lanes)
         return TrajectoryState(
             number=jnp.full(table, -1, jnp.int32),

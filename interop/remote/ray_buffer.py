@@ -51,7 +51,7 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("totals", self.totals, ("exact", "latest"))
         _one_of("ack", self.ack, ("received", "durable"))
-        whole("prefetch", self.prefetch, least=0)
+        object.__setattr__(self, "prefetch", whole("prefetch", self.prefetch, least=0))
         if not self.timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, got {self.timeout}")
 
@@ -216,7 +216,7 @@ class RayReplayBuffer:
 
     def clients(self, n: int, **options: Any) -> list["RayReplayBuffer"]:
         """`n` handles as by `client`. Their first writes go to different shards."""
-        return [self.client(**options) for _ in range(n)]
+        return [self.client(**options) for _ in range(whole("n", n, least=0))]
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._shards, self._count, self._options, self._priority_key, self._home
@@ -248,7 +248,8 @@ class RayReplayBuffer:
         shards = self._shards
         if shard is None:
             shard = self._home if shards.facts[0].slices else next(self._writes) % self._count
-        if whole("shard", shard, least=0) >= self._count:
+        shard = whole("shard", shard, least=0)
+        if shard >= self._count:
             raise ValueError(f"shard must be below {self._count}, got {shard}")
         return shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
 

@@ -16,7 +16,8 @@ class BoundaryKeys:
     """Finds these entries in a storage and reads them.
 
     Args:
-        traj_key: an integer entry [rows, *lanes]; another value than in the row before begins a trajectory.
+        traj_key: an entry [rows, *lanes] of integers, or floats compared exactly; another value than in the row before
+            begins a trajectory.
         end_keys: bool entries [rows, *lanes] or [rows, *lanes, 1], True in the last row of a trajectory; the stored ones
             are combined by or. They count where there is no `traj_key`, or the storage lacks it.
         any_dtype: whether ends may be floats, which are True unless zero.
@@ -47,7 +48,7 @@ class BoundaryKeys:
             )
         for key in self.found:
             value = columns.read(storage, key, np.zeros(1, np.int64))
-            if (value.is_floating_point() or value.is_complex()) and (self.are_ids or not self._any_dtype):
+            if value.is_complex() or (value.is_floating_point() and not (self.are_ids or self._any_dtype)):
                 raise TypeError(f"{key!r} must be {'integers' if self.are_ids else 'bool'}, got {value.dtype}")
             if value.numel() != 1 or (self.are_ids and value.ndim > 1):
                 one = "integer, without further dims" if self.are_ids else "bool, with further dims of size 1 at most"
@@ -57,12 +58,20 @@ class BoundaryKeys:
                 )
 
     def read(self, storage: Storage, rows: np.ndarray | slice, lanes: int) -> np.ndarray:
-        """Ids, int64, or flags, bool, of stored rows: [n, lanes]."""
-        dtype = np.int64 if self.are_ids else np.bool_
-        found: np.ndarray = _column(storage, self.found[0], rows, lanes).astype(dtype, copy=False)
+        """Ids, int64, or flags, bool, of stored rows: [n, lanes]. Ids that are floats become numbers as different."""
+        if self.are_ids:
+            return _numbers(_column(storage, self.found[0], rows, lanes))
+        found: np.ndarray = _column(storage, self.found[0], rows, lanes).astype(np.bool_, copy=False)
         for key in self.found[1:]:
             found = found | _column(storage, key, rows, lanes).astype(np.bool_, copy=False)
         return found
+
+
+def _numbers(ids: np.ndarray) -> np.ndarray:
+    """int64 numbers that are equal where the ids are: integers themselves, the bits of floats."""
+    if ids.dtype.kind != "f":
+        return ids.astype(np.int64, copy=False)
+    return (ids.astype(np.float64) + 0.0).view(np.int64)  # the sum makes one zero of both
 
 
 def _column(storage: Storage, key: Any, rows: np.ndarray | slice, lanes: int) -> np.ndarray:
@@ -73,7 +82,7 @@ def _column(storage: Storage, key: Any, rows: np.ndarray | slice, lanes: int) ->
     at = np.arange(storage.filled_rows)[rows] if isinstance(rows, slice) else rows
     try:
         found = columns.read(storage, key, (at[:, None] * lanes + np.arange(lanes)).reshape(-1))
-        return (found != 0 if found.is_floating_point() else found).reshape(-1, lanes).cpu().numpy()
+        return (found.double() if found.is_floating_point() else found).reshape(-1, lanes).cpu().numpy()
     except (KeyError, RuntimeError) as error:
         raise RuntimeError(
             f"every item must have one value under {key!r}, which says where trajectories end: {error.args[0]}"

@@ -40,8 +40,8 @@ class PromptGroupSampler(DrawingSampler):
 
     Args:
         group_size: completions a group. Batch sizes are multiples of it.
-        group_key: the entry with the id of the prompt, one integer or text an item. KeyError or TypeError at the draw where
-            an item has none. Give each visit of a prompt an id of its own where its groups may still be incomplete.
+        group_key: the entry with the id of the prompt, one whole number or text an item. KeyError or TypeError at the draw
+            where an item has none. Give each visit of a prompt an id of its own where its groups may still be incomplete.
         max_uses: a group is consumed after so many draws; None for no bound. Iterating over the buffer then ends where
             fewer groups are left than the last batch had. Such a buffer neither prefetches nor goes to workers.
         staleness: defines the staleness of rows, by its `consumer_version`, `max_staleness` and `version_key`. A group has
@@ -249,6 +249,9 @@ def ids_of(storage: Storage, key: Any, slots: np.ndarray) -> list[Id]:
             if (texts := columns.texts(storage, key, slots)) is not None:
                 return list[Id](texts)
         raise
+    if found.is_floating_point():  # whole floats, as columns that have passed through another library
+        as_integers = found.double().to(torch.int64)
+        found = as_integers if bool((as_integers == found.double()).all()) else found
     if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
         raise TypeError(f"group ids must be integers or texts, {key!r} holds {found.dtype}")
     if found.numel() != slots.size:

@@ -38,9 +38,9 @@ class SliceSampler(DrawingSampler):
         num_slices, slice_len: one of them; the other follows from the batch size, which must be a multiple.
         end_key: bool entry that is True in the last item of a trajectory.
         end_keys: several of them, combined by or.
-        traj_key: integer entry that is the same for all items of a trajectory; counts before `end_key`. In a storage of
-            one item dim the items of several trajectories may be interleaved, one of each at a time; the first draw after a
-            write then takes O(stored items), which `ndim=2` avoids.
+        traj_key: entry of integers, or of floats, that is the same for all items of a trajectory; counts before `end_key`.
+            In a storage of one item dim the items of several trajectories may be interleaved, one of each at a time; the
+            first draw after a write then takes O(stored items), which `ndim=2` avoids.
         ends, trajectories: the same as tensors, for a storage of one item dim that is full and never written again; they
             need `cache_values`.
         cache_values: accepted; the index of trajectories is always kept and up to date.

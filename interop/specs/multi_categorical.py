@@ -2,9 +2,11 @@
 
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 
+from interop.data.arguments import whole
 from interop.specs import shapes
 from interop.specs.boxes import BoxList, limits
 from interop.specs.categorical import Categorical
@@ -32,7 +34,7 @@ class MultiCategorical(Categorical):
         self, nvec: Any, shape: Any = None, device: Any = None, dtype: Any = torch.int64, mask: Any = None,
         remove_singleton: bool = True,
     ) -> None:  # fmt: skip
-        sizes = torch.as_tensor(nvec, dtype=torch.int64)
+        sizes = torch.as_tensor(_whole_sizes(nvec), dtype=torch.int64)
         sizes = sizes if sizes.ndim else sizes.unsqueeze(0)
         self._set(sizes.shape if shape is None else shape, device, dtype)
         if self.shape[-1:] != sizes.shape[-1:] or len(self.shape) < sizes.ndim:
@@ -166,3 +168,9 @@ class MultiCategorical(Categorical):
         """A spec of shape [1] for a scalar spec."""
         one = None if self._allowed is None else self._allowed.unsqueeze(0)
         return self._replaced(shape=Size([1]), nvec=self.nvec.unsqueeze(0), _allowed=one)
+
+
+def _whole_sizes(nvec: Any) -> Any:
+    """The sizes as ints, in nested lists. TypeError for what is no whole number."""
+    given = nvec.tolist() if isinstance(nvec, Tensor | np.ndarray) and nvec.ndim else nvec
+    return [_whole_sizes(each) for each in given] if isinstance(given, list | tuple) else whole("nvec", given, -(2**63))

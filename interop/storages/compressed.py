@@ -104,8 +104,8 @@ class CompressedListStorage(ListStorage):
         if (compression_fn is None) != (decompression_fn is None):
             raise ValueError("compression_fn and decompression_fn undo each other: give both or none")
         self._compression_fn, self._decompression_fn = compression_fn, decompression_fn
-        self.compression_level = compression_level
-        self._zstd = Zstd(compression_level) if compression_fn is None else None
+        self.compression_level = whole("compression_level", compression_level, least=-(1 << 17))
+        self._zstd = Zstd(self.compression_level) if compression_fn is None else None
 
     def bytes(self) -> int:
         """The size of all compressed tensors. 0 and a warning for an empty storage."""

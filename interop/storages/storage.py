@@ -281,6 +281,7 @@ class Storage(Aliases, Seeded):
         if not len(self):
             raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
         device = "cpu" if self._rng is None else self._rng.device
+        batch_size = whole("batch_size", batch_size, least=0)
         slots = torch.randint(len(self), (batch_size,), generator=self._rng, device=device)
         return slots if self.ndim == 1 else torch.unravel_index(slots, self.shape or ())
 

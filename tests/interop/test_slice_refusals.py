@@ -47,7 +47,7 @@ def buffer_of(sampler, data, kind=TensorDictReplayBuffer):
         ({}, torch.arange(3), RuntimeError, "Could not get a tensordict out of the storage.*this LazyTensorStorage"),
         ({"end_keys": ["a", "b"]}, rows(done=DONE), RuntimeError, r"none of \['a', 'b'\]"),
         ({"traj_key": "id"}, rows(id=torch.zeros(8, 1).long()), RuntimeError, "1-dimensional storage"),
-        ({"traj_key": "id"}, rows(id=torch.zeros(8)), TypeError, "'id' must be integers, got torch.float32"),
+        ({"traj_key": "id"}, rows(id=torch.zeros(8) + 0j), TypeError, "'id' must be integers, got torch.complex64"),
         ({"traj_key": "next"}, rows(done=torch.zeros(8)), TypeError, "must be bool, got torch.float32"),
         ({}, rows(done=torch.zeros(8, 2, dtype=torch.bool)), RuntimeError, r"one bool.*have shape \[2\]"),
         ({"slice_len": 3}, rows(done=DONE), RuntimeError, "batch_size=4 is not a multiple of slice_len=3"),
