@@ -31,6 +31,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     """
 
     KEPT = False  # whether a storage in files keeps the priorities
+    keeps_uses = False  # whether it keeps what was consumed
     follows_writes = False  # whether the class defines `mark_update`
     takes_priorities = False  # whether it defines `update_priority`
 
