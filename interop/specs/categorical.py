@@ -96,12 +96,10 @@ class Categorical(Choices):
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """All choices, [n, *shape], equal at all positions; with `use_mask` only the choices allowed by a 1-d mask."""
+        """All choices, [n, *shape], equal at all positions; with `use_mask` those that the mask allows at all positions."""
         values = torch.arange(self.n, device=self.device)
         if use_mask and self._allowed is not None:
-            if self._allowed.ndim > 1:
-                raise NotImplementedError(f"allowed values are listed for masks of one dim, not {self._allowed.ndim}")
-            values = values[self._allowed]
+            values = values[self._allowed.reshape(-1, self.n).all(0)]
         shape = shapes.concrete(self.shape)
         return values.to(self.dtype).reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
 

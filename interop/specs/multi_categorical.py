@@ -118,17 +118,17 @@ class MultiCategorical(Categorical):
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """All combinations of a row of entries, [number, *shape], equal in all rows. The first entry varies slowest.
 
-        RuntimeError for a spec with a mask, ValueError if rows differ in nvec.
+        With `use_mask` those that the mask allows in all rows. ValueError if rows differ in nvec.
         """
-        if use_mask:
-            raise NotImplementedError("MultiCategorical does not list allowed values: filter with is_in()")
-        if self._allowed is not None:
-            raise RuntimeError("the values of a MultiCategorical with a mask are not listed: remove the mask first")
         try:
             sizes = self._row("list of values")
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-        every = torch.cartesian_prod(*(torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes))
+        choices = [torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes]
+        if use_mask and self._allowed is not None:
+            allowed = self._allowed.reshape(-1, *self._allowed.shape[-2:]).all(0)  # [entries, largest size]
+            choices = [each[row[: len(each)]] for each, row in zip(choices, allowed, strict=True)]
+        every = torch.cartesian_prod(*choices)
         return every.reshape(-1, *(1 for _ in self.shape[1:]), len(sizes)).expand(-1, *self.nvec.shape)
 
     index = refused("a value has several choices, it is no index")
