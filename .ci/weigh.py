@@ -1,6 +1,7 @@
 """What the sources weigh: lines a folder, reaches into private names, untyped parameters, large classes, names used twice.
 
-`python .ci/weigh.py` prints it. With `--check` the exit status is 1 where one of LIMITS is passed: each may only fall.
+`python .ci/weigh.py` prints it. With `--check` the exit status is 1 where one of LIMITS is passed: each may only fall. Lines
+have no limit: code is as long as it takes to be read at the first reading.
 """
 
 import ast
@@ -14,8 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # Parts of the product that are not the buffers themselves; the weight of the core is counted without them.
 BESIDE = ("specs", "maps", "llm", "datasets", "remote")
-LIMITS = {"core lines": 33_340, "test lines": 38_700, "SLF001": 0, "ANN401": 1_530}
-GOALS = {"core lines": 19_000, "test lines": 32_000, "SLF001": 0, "ANN401": 0}
+LIMITS = {"SLF001": 0, "ANN401": 1_530}
 
 
 def lines(folder: Path) -> int:
@@ -78,14 +78,11 @@ def main() -> int:
     for name, count in folders.items():
         if count:
             print(f"{count:8,}  {name}")
-    measured = {
-        "core lines": lines(ROOT / "fbuf") + lines(ROOT / "interop"),
-        "test lines": lines(ROOT / "tests"),
-        "SLF001": findings("SLF001"),
-        "ANN401": findings("ANN401"),
-    }
+    print(f"{lines(ROOT / 'fbuf') + lines(ROOT / 'interop'):8,}  core lines")
+    print(f"{lines(ROOT / 'tests'):8,}  test lines")
+    measured = {rule: findings(rule) for rule in LIMITS}
     for name, count in measured.items():
-        print(f"{count:8,}  {name} (limit {LIMITS[name]:,}, goal {GOALS[name]:,})")
+        print(f"{count:8,}  {name} (limit {LIMITS[name]:,})")
     if "--check" not in sys.argv:
         sizes = classes()
         print("Methods a class: " + ", ".join(f"{name} {count}" for count, name in sizes[:8]))

@@ -154,8 +154,8 @@ class Buffer:
         slots = self.slots_of(rows)
         index, write = state.trajectories, None
         if self.trajectories is not None and index is not None and count:
-            ends, ids = self.trajectories.ends(batch, self.lanes)
-            write = slices.write(self.sampler, state.sampler, index, state.ring, ring, ends, ids)
+            marks, ids = self.trajectories.marks(batch, self.lanes)
+            write = slices.write(self.sampler, state.sampler, index, state.ring, ring, marks, ids)
         rest, stored = frames.write(self._frames, state.frames, batch, write)
         return BufferState(
             items=storage.write_around(

@@ -148,7 +148,7 @@ def test_a_leaf_is_found_by_keys_fields_and_places(path: Any, item: Any) -> None
     Buffer(4, trajectories=where).init(item)
     batch = jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape), leaf.dtype), item)
     batch = jax.tree.map(lambda leaf: leaf if leaf.dtype != bool else np.arange(3).reshape(leaf.shape) == 1, batch)
-    ended, ids = where.ends(batch, ())
+    ended, ids = where.marks(batch, ())
     assert ended.tolist() == [[OPEN], [TRUNCATED], [OPEN]] and ids is None
 
 
@@ -179,6 +179,6 @@ def test_an_end_may_be_marked_by_a_float() -> None:
         ({"truncated": "flag", "discount": "discount"}, TERMINATED),
     ):
         rule = Trajectories(**paths)
-        ended, ids = rule.ends(batch, ())
+        ended, ids = rule.marks(batch, ())
         assert ended[:, 0].tolist() == [0, kind] * 5 and ids is None
         Buffer(2, trajectories=rule).init(jax.tree.map(lambda leaf: leaf[0], batch))
