@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection, lazy_stack
+from tensordict import TensorDictBase, is_tensor_collection, lazy_stack
 from torch import Tensor
 
 from interop.data.index import as_int
@@ -69,7 +69,7 @@ def read(storage: Storage, index: Any, collate_fn: Callable[[Any], Any]) -> tupl
     return items, collate_fn
 
 
-def _same_dims(items: list[Any]) -> None:
+def _same_dims(items: list[TensorDictBase]) -> None:
     """RuntimeError for tensordicts of different numbers of batch dims, which no batch can hold."""
     if any(item.ndim != items[0].ndim for item in items):
         sizes = sorted({tuple(item.batch_size) for item in items})
@@ -79,7 +79,7 @@ def _same_dims(items: list[Any]) -> None:
         )
 
 
-def _dense(items: list[Any]) -> Tensor:
+def _dense(items: list[Tensor]) -> Tensor:
     unlike = [item for item in items if isinstance(item, Tensor) and item.shape != items[0].shape]
     if unlike:
         raise RuntimeError(

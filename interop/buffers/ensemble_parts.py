@@ -56,7 +56,7 @@ class MemberPart:
         include(data, {**info, "index": index}, apart=False)
         return data
 
-    def _marked_items(self, data: LazyStackedTensorDict) -> Any:
+    def _marked_items(self, data: LazyStackedTensorDict) -> TensorDictBase:
         """A lazy stack, along the first dim, of the items of one, whose own dims may differ, with their rows of the info."""
         marked = []
         for number, item in enumerate(data.tensordicts):

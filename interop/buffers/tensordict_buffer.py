@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensorclass
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from interop.buffers import collate
@@ -39,12 +39,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
         super().__init__(**kwargs)
 
     @property
-    def priority_key(self) -> Any:
+    def priority_key(self) -> NestedKey:
         """The entry with priorities. Can be set; TypeError for other than a name or a tuple of names."""
         return self._priority_key
 
     @priority_key.setter
-    def priority_key(self, value: Any) -> None:
+    def priority_key(self, value: NestedKey) -> None:
         if value is None:
             raise TypeError("priority_key must be a name or a tuple of names, got None")
         self._priority_key = checked_key("priority_key", value)
@@ -233,7 +233,7 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
         if isinstance(value, tuple):
             value = torch.stack(value, -1)
         try:
-            if isinstance(data, LazyStackedTensorDict) and is_row_each(value, len(data.tensordicts)):
+            if isinstance(data, LazyStackedTensorDict) and _is_row_each(value, len(data.tensordicts)):
                 for item, row in zip(data.tensordicts, value.unbind(0), strict=True):
                     _set(item, key, row, apart)
             else:
@@ -248,7 +248,7 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
         data.lock_()
 
 
-def is_row_each(value: Any, count: int) -> bool:
+def _is_row_each(value: object, count: int) -> bool:
     """Whether a value has a row for each of `count` items."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
 from torch import Tensor
 
 from interop.data.keys import entry_at, missing
 
 
-def column_of(data: TensorDictBase, key: Any) -> Any:
+def column_of(data: TensorDictBase, key: NestedKey) -> Any:
     """The entry of all items; None where no item has it.
 
     It is one tensor with the items first, or a list of one tensor an item where their shapes differ. The items of a lazy
@@ -43,7 +43,7 @@ def rows_of(index: Tensor | Sequence[Tensor], ndim: int) -> Tensor:
     return rows[:, 0] if ndim == 1 else rows
 
 
-def set_expanded(data: TensorDictBase, key: Any, value: Tensor) -> None:
+def set_expanded(data: TensorDictBase, key: NestedKey, value: Tensor) -> None:
     """Set an entry to a value expanded to the batch dims, with memory of its own, also where those of items are unlike."""
     if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size:
         dim, items = data.stack_dim, data.tensordicts
@@ -52,4 +52,4 @@ def set_expanded(data: TensorDictBase, key: Any, value: Tensor) -> None:
             set_expanded(item, key, row)
         return
     shape = data.batch_size
-    data.set(key, value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape).clone())
+    data.set(key, value.reshape((*value.shape, *(1 for _ in shape[value.ndim :]))).expand(shape).clone())

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import NestedKey, TensorDictBase, is_non_tensor, is_tensor_collection
 
 
 def as_path(key: Any) -> tuple[Any, ...]:
@@ -34,7 +34,7 @@ def entries_below(given: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tup
             yield path, value
 
 
-def entry_at(data: TensorDictBase, key: Any) -> Any:
+def entry_at(data: TensorDictBase, key: NestedKey) -> Any:
     """The entry of a tensordict, or None; also where a part of a nested key names something that has no entries."""
     found: Any = data
     for name in as_path(key):
@@ -47,7 +47,7 @@ def known_keys(data: TensorDictBase) -> str:
     return ", ".join(sorted(map(repr, data.keys(True, True)))) or "none"
 
 
-def missing(what: str, key: Any, data: TensorDictBase, cure: str = "") -> KeyError:
+def missing(what: str, key: NestedKey, data: TensorDictBase, cure: str = "") -> KeyError:
     """The error for an entry that a tensordict lacks. Names the key, the keys that are there, and the nearest of them."""
     names = {".".join(map(str, as_path(each))): each for each in data.keys(True, True)}
     near = difflib.get_close_matches(".".join(map(str, as_path(key))), list(names), n=1)
@@ -55,7 +55,7 @@ def missing(what: str, key: Any, data: TensorDictBase, cure: str = "") -> KeyErr
     return KeyError(f"{what} has no entry {key!r}; its entries are {known_keys(data)}{advice}{cure}")
 
 
-def no_priorities(key: Any, data: TensorDictBase) -> KeyError:
+def no_priorities(key: NestedKey, data: TensorDictBase) -> KeyError:
     """The error for a sample without the entry that should hold priorities."""
     cure = ". Set this entry, or priority_key of the buffer; mark_update(index) gives items the default priority"
     return missing("no priorities were set: the sample", key, data, cure)

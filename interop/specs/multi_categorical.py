@@ -170,7 +170,7 @@ class MultiCategorical(Categorical):
         return self._replaced(shape=Size([1]), nvec=self.nvec.unsqueeze(0), _allowed=one)
 
 
-def _whole_sizes(nvec: Any) -> Any:
+def _whole_sizes(nvec: Any) -> int | list[Any]:
     """The sizes as ints, in nested lists. TypeError for what is no whole number."""
     given = nvec.tolist() if isinstance(nvec, Tensor | np.ndarray) and nvec.ndim else nvec
     return [_whole_sizes(each) for each in given] if isinstance(given, list | tuple) else whole("nvec", given, -(2**63))

@@ -304,7 +304,7 @@ def _owned(made: Any) -> Any:
     )
 
 
-def _as_tensor(made: Any, metadata: dict[str, Any]) -> Tensor:
+def _as_tensor(made: object, metadata: dict[str, Any]) -> Tensor:
     """A copy of the result of `decompression_fn` as a tensor. TypeError or ValueError where it is none."""
     if isinstance(made, Tensor):
         return made.detach().clone()
@@ -322,7 +322,7 @@ def _as_tensor(made: Any, metadata: dict[str, Any]) -> Tensor:
     return tensor.view(dtype).reshape(shape).to(metadata["device"])
 
 
-def _size_of(packed: Any) -> int:
+def _size_of(packed: object) -> int:
     """The bytes of compressed data."""
     if isinstance(packed, tuple | list):
         return sum(map(_size_of, packed))
