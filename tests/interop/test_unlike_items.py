@@ -15,6 +15,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.interop.remote.sharded import Sharded
 from tests.interop.rows import check_same
 
 COUNT = 6
@@ -146,6 +147,15 @@ def test_parts_of_an_ensemble(storage):
                 wanted[slot] = errors.max()
     ensemble.update_tensordict_priority(sample)
     check_same(members[0].sampler.priorities, wanted)
+
+
+def test_items_of_several_shards():
+    shards = Sharded(2, lambda: filled(TensorDictReplayBuffer, ListStorage, trajectory, batch_size=4))
+    sample, info = shards.sample(32)
+    assert set(info["index"].tolist()) <= {*range(COUNT), *range(9, 9 + COUNT)}
+    for found, index in zip(items_of(sample), info["index"].tolist(), strict=True):
+        check_same(found["obs"], trajectory(index % 9)["obs"])
+        check_same(found["index"], torch.full(found.batch_size, index))
 
 
 @each_storage
