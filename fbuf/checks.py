@@ -12,12 +12,38 @@ from jax import Array
 
 
 def as_int(name: str, value: Any, least: int = 1) -> int:
-    """The value as an int of at least `least`. TypeError for anything but Python's and NumPy's integers."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an int that is known before the program runs, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return operator.index(value)
+    """A Python int of at least `least` for a whole number: an int of any library, a float such as 1e5, a 0-d array.
+
+    TypeError for anything else: other floats, infinite ones and NaN, bools, and values that are traced. ValueError below
+    `least`.
+    """
+    number = value if type(value) is int else _whole_number(value)
+    if number is None:
+        raise TypeError(
+            f"{name} must be an int or a whole number such as 1e5 that is known before the program runs, got {value!r}"
+        )
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    return number
+
+
+def _whole_number(value: Any) -> int | None:
+    """The whole number that a value is, or None."""
+    if isinstance(value, bool | np.bool_ | jax.core.Tracer):
+        return None
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # arrays, and tensors of other libraries
+        try:
+            value = value.item()
+        except (RuntimeError, TypeError):  # it has no value, such as a tensor on the device "meta"
+            return None
+        if isinstance(value, bool):
+            return None
+    if isinstance(value, float | np.floating):
+        return int(value) if float(value).is_integer() else None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def rule(name: str, given: Any, kind: type) -> None:

@@ -42,7 +42,8 @@ class HashTable:
     capacity: int
 
     def __post_init__(self) -> None:
-        if checks.as_int("capacity", self.capacity) > _LARGEST:
+        object.__setattr__(self, "capacity", checks.as_int("capacity", self.capacity))
+        if self.capacity > _LARGEST:
             raise ValueError(f"capacity must be at most {_LARGEST}, got {self.capacity}")
 
     def init(self, key: PyTree, item: PyTree) -> HashTableState:

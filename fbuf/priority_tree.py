@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from fbuf import tree_in_loops
+from fbuf import checks, tree_in_loops
 from fbuf.fusion import gather, one_kernel_loop, two_or_more, zero_after
 
 FANOUT = 8
@@ -52,7 +52,8 @@ def _levels(width: int) -> tuple[tuple[int, int], ...]:
 
 def init(capacity: int, *, dtype: str = "float32", minima: bool = True, maxima: bool = False) -> PriorityTree:
     """An empty tree. Memory: about 8/7 of a value a slot for the sums, 1/7 more for each other reduction."""
-    if not isinstance(capacity, int) or isinstance(capacity, bool) or not 1 <= capacity <= LARGEST:
+    capacity = checks.as_int("capacity", capacity)
+    if capacity > LARGEST:
         raise ValueError(f"capacity must be an int from 1 to {LARGEST}, got {capacity!r}")
     if dtype not in ("float32", "float64"):
         raise ValueError(f"dtype must be 'float32' or 'float64', got {dtype!r}")

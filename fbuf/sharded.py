@@ -123,7 +123,8 @@ class Sharded:
         part, local = self._part(), self._local(state)
         devices = self.buffer.capacity // part.capacity
         least = devices * (part.sampler.length if isinstance(part.sampler, Slices) else 1)
-        if checks.as_int("batch_size", batch_size) % least:
+        batch_size = checks.as_int("batch_size", batch_size)
+        if batch_size % least:
             raise ValueError(f"batch_size={batch_size} must be a multiple of {least}: whole rows for {devices} devices")
         move: Callable[[Any], Any] = functools.partial(row_words.of_all, axis=self.axis)
         if self.law == "global":

@@ -65,7 +65,7 @@ class Trajectories:
     Args:
         terminated: bool or float; not zero: the trajectory ends with this item, in a terminal state.
         truncated: bool or float; not zero: the trajectory ends with this item, cut short.
-        id: integer or bool; a trajectory begins where it differs from that of the previous row.
+        id: integer, bool or float; a trajectory begins where it differs from that of the previous row.
         discount: float; zero: the trajectory ends with this item, in a terminal state.
         first: bool or float; not zero: the trajectory begins with this item.
         endless: without paths: each lane is one trajectory, which never ends.
@@ -111,7 +111,7 @@ class Trajectories:
         for name in ("terminated", "truncated", "first"):
             self._leaves(item, name, jnp.bool_, jnp.floating)
         self._leaves(item, "discount", jnp.floating)
-        held = self._leaves(item, "id", jnp.integer, jnp.bool_)
+        held = self._leaves(item, "id", jnp.integer, jnp.bool_, jnp.floating)
         table = (capacity, lanes)
         return TrajectoryState(
             number=jnp.full(table, -1, jnp.int32),

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection, lazy_stack
+from tensordict import TensorDictBase, is_tensor_collection, lazy_stack
 from torch import Tensor
 
-from interop.data.pytrees import row_of
+from interop.data.index import as_int
+from interop.data.pytrees import none_of, row_of
 from interop.data.tensordicts import densely_stacked
 from interop.storages import CompressedListStorage, LazyStackStorage, ListStorage, Storage, TensorStorage
 
@@ -26,12 +27,13 @@ def stack(items: list[Any]) -> Any:
     if is_tensor_collection(first):
         if (dense := densely_stacked(items)) is not None:
             return dense
+        _same_dims(items)
         try:
             return torch.stack(items)
         except RuntimeError:
             return lazy_stack(_of_one_device([item.clone() for item in items]))
     if isinstance(first, Tensor):
-        return torch.stack(items)
+        return _dense(items)
     if isinstance(first, str | bytes):
         return items
     if isinstance(first, dict):
@@ -49,8 +51,42 @@ def stack(items: list[Any]) -> Any:
 def lazily(items: list[Any]) -> Any:
     """Stack tensordicts lazily, other items as `stack` does."""
     if items and all(is_tensor_collection(item) for item in items):
+        _same_dims(items)
         return lazy_stack(items)
     return stack(items)
+
+
+def read(storage: Storage, index: Any, collate_fn: Callable[[Any], Any]) -> tuple[Any, Callable[[Any], Any]]:
+    """The items at an index, and the function that makes a batch of them. The lock of the storage is held.
+
+    A default function cannot tell what no items are: the batch is then made here, of no items like the first one stored.
+    """
+    items = storage[index]
+    if as_int(index) is not None:
+        return items, identity
+    if isinstance(items, list) and not items and collate_fn in (stack, lazily) and len(storage):
+        return none_of(storage[0]), identity
+    return items, collate_fn
+
+
+def _same_dims(items: list[TensorDictBase]) -> None:
+    """RuntimeError for tensordicts of different numbers of batch dims, which no batch can hold."""
+    if any(item.ndim != items[0].ndim for item in items):
+        sizes = sorted({tuple(item.batch_size) for item in items})
+        raise RuntimeError(
+            f"items of batch sizes {sizes} cannot be read as one: they need the same number of batch dims. Pass "
+            "collate_fn=lambda items: items to get them as a list"
+        )
+
+
+def _dense(items: list[Tensor]) -> Tensor:
+    unlike = [item for item in items if isinstance(item, Tensor) and item.shape != items[0].shape]
+    if unlike:
+        raise RuntimeError(
+            f"tensors of shapes {list(items[0].shape)} and {list(unlike[0].shape)} cannot be stacked: pass "
+            "collate_fn=lambda items: items to get them as a list, or store tensordicts, which are stacked lazily"
+        )
+    return torch.stack(items)
 
 
 def _of_one_device(items: list[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from interop.buffers.request import Part, Request
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.checkpoint.state import Entries, LoadOptions, Together, described, state_for, together
 from interop.data import randomness
-from interop.data.index import as_int
+from interop.data.keys import entry_at, no_priorities
 from interop.data.members import named, of_kind, picked, routed
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.samplers import SamplerEnsemble
@@ -238,10 +238,9 @@ class ReplayBufferEnsemble(Sampled):
         for place in places:
             member = self.members[place]
             with locked(member):
-                data = member.storage[item]
+                data, collate_fn = collate.read(member.storage, item, self._collate_fns[place] or member.collate_fn)
                 data = editing.owned(data) if member.storage.is_live(item) else data
-            collate_fn = self._collate_fns[place] or member.collate_fn
-            found.append(data if as_int(item) is not None else collate_fn(data))
+            found.append(collate_fn(data))
         return self._collate_fn(found)
 
     # ------------------------------------------------------------------ priorities
@@ -287,23 +286,25 @@ class ReplayBufferEnsemble(Sampled):
         """Set the priorities of the items of a sample from its entries: those under the `priority_key` of each member.
 
         The sample is one as it came, [n, k, ...], or of one dim of items. A `TensorDictReplayBuffer` reduces several values
-        an item to one. Without the entry items get the default priority. Members without priorities are skipped. KeyError
-        for a sample without its index, and the errors of `update_priority`, before anything changes.
+        an item to one. Members without priorities are skipped. KeyError for a sample without its index, or without the
+        entry of a member with priorities, and the errors of `update_priority`, before anything changes.
         """
-        changes = []
-        for items, index in items_of(data, [*{member.priority_key for member in self.members}, *_OF_UNITS]):
-            count = len(index)
+        routes, changes = [], []
+        for items, index in items_of(data):
             for place, entries, slots in routed(index, self._ndims):
-                if not (member := self.members[place]).sampler.takes_priorities:
-                    continue
-                _refuse_unstored(slots, member.storage, place)
-                change = TensorDict({"index": slots}, [len(slots)])
-                for key in (member.priority_key, *_OF_UNITS):
-                    entry = items.get(key, None)
-                    if entry is not None:
-                        change.set(key, entry.reshape(count, -1)[entries.to(entry.device)])
-                member.refuse_priorities(change.get(member.priority_key, None), len(slots))
-                changes.append((member, change))
+                if self.members[place].sampler.takes_priorities:
+                    _refuse_unstored(slots, self.members[place].storage, place)
+                    routes.append((self.members[place], items, entries, slots))
+        for member, items, entries, slots in routes:
+            change = TensorDict({"index": slots}, [len(slots)])
+            for key in (member.priority_key, *_OF_UNITS):
+                entry = entry_at(items, key)
+                if entry is not None:
+                    change.set(key, entry.reshape(len(items), -1)[entries.to(entry.device)])
+            if change.get(member.priority_key, None) is None:
+                raise no_priorities(member.priority_key, data)
+            member.refuse_priorities(change[member.priority_key], len(slots))
+            changes.append((member, change))
         for member, change in changes:
             member.update_priority_of(change)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
 
 from interop.buffers.tensordict_buffer import include
@@ -34,7 +34,10 @@ class MemberPart:
     def marked(self) -> Any:
         """The data with the info among its entries, and a nested "index" that names the member of each item."""
         data, info, slots = self.data, self.info, self.slots
-        shape, entries, count = data.batch_size, entries_of(data), slots.shape[0]
+        count = slots.shape[0]
+        if isinstance(data, LazyStackedTensorDict) and len(data.tensordicts) == count:
+            return self._marked_items(data)
+        shape, entries = data.batch_size, entries_of(data)
         if shape[:1] != (count,):
             raise RuntimeError(
                 f"Failed to set the metadata of {count} items in a sample of batch size {list(shape)}: the transforms and "
@@ -52,6 +55,15 @@ class MemberPart:
         data = data.copy()  # a collate function may have returned stored items
         include(data, {**info, "index": index}, apart=False)
         return data
+
+    def _marked_items(self, data: LazyStackedTensorDict) -> TensorDictBase:
+        """A lazy stack, along the first dim, of the items of one, whose own dims may differ, with their rows of the info."""
+        marked = []
+        for number, item in enumerate(data.tensordicts):
+            row = {key: value[number : number + 1] for key, value in self.info.items()}
+            [made] = MemberPart(self.place, item.unsqueeze(0), row).marked().unbind(0)
+            marked.append(made)
+        return lazy_stack(marked, 0)
 
 
 def assembled(parts: Sequence[MemberPart], collate_fn: Callable[[Any], Any]) -> Any:
@@ -76,21 +88,31 @@ def info_of(parts: Sequence[MemberPart]) -> TensorDictBase:
     return stacked.clone()
 
 
-def items_of(data: TensorDictBase, keys: Sequence[Any]) -> Iterator[tuple[TensorDictBase, TensorDictBase]]:
-    """The items [n] of a sample with their entries at `keys`, and their "index" with one slot an item.
+def items_of(data: TensorDictBase) -> Iterator[tuple[TensorDictBase, TensorDictBase]]:
+    """The items [n] of a sample, and their "index" with one slot an item.
 
-    Parts that are not alike come one by one. KeyError for data without the index of an ensemble.
+    Parts and items that are not alike come one by one. KeyError for data without the index of an ensemble.
     """
     if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0 and data.ndim > 1:
-        for row in data.unbind(0):
-            yield from items_of(row, keys)
-        return
-    index = data.get("index", None)
+        for part in data.tensordicts:
+            yield from _items_of_part(part)
+    else:
+        yield from _numbered(data.flatten(0, 1) if data.ndim > 1 else data)
+
+
+def _items_of_part(data: TensorDictBase) -> Iterator[tuple[TensorDictBase, TensorDictBase]]:
+    if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
+        for item in data.tensordicts:
+            yield from _numbered(item.unsqueeze(0))
+    else:
+        yield from _numbered(data)
+
+
+def _numbered(items: TensorDictBase) -> Iterator[tuple[TensorDictBase, TensorDictBase]]:
+    index = items.get("index", None)
     if not isinstance(index, TensorDictBase) or not {"index", "buffer_ids"} <= set(index.keys()):
         raise KeyError('the sample has no "index" of an ensemble: pass one that came from sample(), with its index')
-    items = data.select("index", *keys, strict=False)
-    items = items.flatten(0, 1) if data.ndim > 1 else items
-    count, (slots, ids) = items.batch_size[0], (items["index", "index"], items["index", "buffer_ids"])
+    count, (slots, ids) = items.batch_size[0], (index["index"], index["buffer_ids"])
     rest = -1 if count else 1
     slots = slots.reshape(count, rest, slots.shape[ids.ndim :].numel())[:, 0]
     yield items, TensorDict({"index": slots, "buffer_ids": ids.reshape(count, rest)[:, 0]}, [count])

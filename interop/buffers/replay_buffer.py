@@ -425,13 +425,11 @@ class ReplayBuffer(Sampled):
             self._sampler.update_priority(index, priority, storage=self._storage)
 
     def update_priority_of(self, items: TensorDictBase) -> None:
-        """Set the priorities of items of an ensemble's sample from `priority_key`, or to the default priority."""
-        self.update_priority(items["index"], items.get(self.priority_key, self._sampler.default_priority))
+        """Set the priorities of items of an ensemble's sample from `priority_key`."""
+        self.update_priority(items["index"], items[self.priority_key])
 
     def refuse_priorities(self, priority: Any, count: int) -> None:
-        """Raise the errors of an update of `count` items by these priorities; None means the default priority."""
-        if priority is None:
-            return
+        """Raise the errors of an update of `count` items by these priorities."""
         self._sampler.checked(priority)
         if priority.numel() != count:
             raise RuntimeError(f"there are {priority.numel()} priorities for {count} items of a {type(self).__name__}")
@@ -557,9 +555,9 @@ class ReplayBuffer(Sampled):
             if self.dim_extend > 0:
                 data = swapped(self._storage[:], self.dim_extend)
                 data = data if is_all(index) else each_leaf(data, lambda leaf: leaf[index])
+                collate_fn = self._collate_fn if as_int(index) is None else collate.identity
             else:
-                data = self._storage[index]
-            collate_fn = self._collate_fn if as_int(index) is None else collate.identity
+                data, collate_fn = collate.read(self._storage, index, self._collate_fn)
             if len(self._transform) and self._is_live(index, collate_fn):
                 data = editing.owned(data)
             order = Order.of(self, index)

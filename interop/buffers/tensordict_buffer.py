@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensorclass
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from interop.buffers import collate
 from interop.buffers.replay_buffer import ReplayBuffer
-from interop.data.keys import as_path
+from interop.data.by_item import column_of, rows_of, set_expanded
+from interop.data.keys import as_path, checked_key, entry_at, no_priorities
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
 from interop.data.tensordicts import entries_of
@@ -36,6 +37,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
         super().__init__(**kwargs)
+
+    @property
+    def priority_key(self) -> NestedKey:
+        """The entry with priorities. Can be set; TypeError for other than a name or a tuple of names."""
+        return self._priority_key
+
+    @priority_key.setter
+    def priority_key(self, value: NestedKey) -> None:
+        if value is None:
+            raise TypeError("priority_key must be a name or a tuple of names, got None")
+        self._priority_key = checked_key("priority_key", value)
 
     @staticmethod
     def _default_writer(compilable: bool) -> Writer:
@@ -112,30 +124,32 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of the items of a sample from `priority_key`; several values of an item are reduced to one.
 
-        Without the entry they get the default priority. No effect if the sampler has no priorities. With a sample unit
-        the drawn item gets the highest priority of its valid rows.
+        No effect if the sampler has no priorities. With a sample unit the drawn item gets the highest priority of its valid
+        rows. KeyError for a sample without its index or without an entry at `priority_key`, before anything changes.
         """
         if not self._sampler.takes_priorities:
             return
         with locked(self):
             ndim = self._storage.ndim
-            anchors = data.get("anchor_index", None) if self._unit is not None else None
-            index = data.get("index", None) if anchors is None else anchors
+            anchors = column_of(data, "anchor_index") if self._unit is not None else None
+            index = column_of(data, "index") if anchors is None else anchors
             if index is None:
                 raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
-            if 0 in index.shape:
+            if len(index) == 0 if isinstance(index, list) else 0 in index.shape:
                 return
-            items = data.batch_size[0] if data.batch_size else 1
+            priority = column_of(data, self.priority_key)
+            if priority is None:
+                raise no_priorities(self.priority_key, data)
+            index = rows_of(index, ndim)
+            items = len(index) if isinstance(data, LazyStackedTensorDict) else data.batch_size[0] if data.ndim else 1
             if ndim > 1:
                 index = index.reshape(-1, ndim)
             elif anchors is not None:
                 index = index.reshape(-1)
             elif index.shape != (items,):  # of slices, and of trajectories as items
                 index = index.reshape(items, -1)[:, 0]
-            rows, priority = index.shape[0], data.get(self.priority_key, None)
-            values: Any = self._sampler.default_priority
-            if priority is not None:
-                values = self._reduced(_numbers(priority), rows)
+            rows = index.shape[0]
+            values = self._reduced(priority, rows)
             if anchors is not None:
                 valid = data.get("validity_mask", None)
                 values = torch.as_tensor(values, device=index.device).expand(rows)
@@ -146,12 +160,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.update_tensordict_priority(items)
 
     def refuse_priorities(self, priority: Any, count: int) -> None:
-        if priority is not None:
-            self._sampler.checked(priority)
-            self._sampler.checked(self._reduced(priority, count))
+        self._sampler.checked(self._reduced(priority, count))
 
-    def _reduced(self, priority: Tensor, rows: int) -> Tensor:
-        """One priority for each row."""
+    def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:
+        """One priority for each row. A list has the values of each row."""
+        if isinstance(priority, list):
+            if len(priority) != rows:
+                raise RuntimeError(f"there are priorities of {len(priority)} items for {rows} items")
+            return torch.cat([self._reduced(_numbers(each).reshape(1, -1), 1) for each in priority])
+        _numbers(priority)
         if priority.shape == (rows,):
             return priority
         if priority.numel() == 0 or priority.numel() % rows:
@@ -186,7 +203,7 @@ def _entry(data: Any, key: Any) -> Any:
         found = entries.get(key)
         if found is None or type(found) is Tensor:
             return found
-    return data.get(key, None) if isinstance(data, TensorDictBase) else None
+    return entry_at(data, key) if isinstance(data, TensorDictBase) else None
 
 
 def _numbers(priority: Any) -> Tensor:
@@ -199,14 +216,15 @@ def _numbers(priority: Any) -> Tensor:
 def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     """Set the info of a sample as entries of its tensordict, in place; with `apart` as copies.
 
-    If a transform added batch dims, the info is expanded. In tensorclasses only fields are set. RuntimeError for data that
-    is no tensordict, and if a transform has removed rows.
+    If items have dims of their own, or a transform added batch dims, the info is expanded. The items of a lazy stack may
+    have unlike dims: each gets its own row of the info. In tensorclasses only fields are set. RuntimeError for data that is
+    no tensordict, and if a transform has removed rows.
     """
     fields = is_tensorclass(data)
     if not isinstance(data, TensorDictBase) and not fields:
         raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
     known = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
-    shape, locked = data.batch_size, data.is_locked
+    locked = data.is_locked
     if locked:
         data.unlock_()
     for key, value in info.items():
@@ -214,25 +232,41 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
             continue
         if isinstance(value, tuple):
             value = torch.stack(value, -1)
-        if isinstance(value, Tensor):
-            value = _fitted(value, shape, data.device)
-            value = value.clone() if apart else value
         try:
-            data.set(key, value)
+            if isinstance(data, LazyStackedTensorDict) and _is_row_each(value, len(data.tensordicts)):
+                for item, row in zip(data.tensordicts, value.unbind(0), strict=True):
+                    _set(item, key, row, apart)
+            else:
+                _set(data, key, value, apart)
         except RuntimeError as error:
             raise RuntimeError(
-                f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}, got "
-                f"{list(getattr(value, 'shape', []))}: a transform that takes rows away works on what sample() "
-                "returns, or in a ReplayBuffer"
+                f"Failed to set the metadata {key!r} in a sample of batch size {list(data.batch_size)}, got "
+                f"{list(getattr(value, 'shape', []))}: transforms and collate_fn must keep the rows of a sample; one that "
+                "takes rows away works on what sample() returns, or in a ReplayBuffer"
             ) from error
     if locked:
         data.lock_()
 
 
+def _is_row_each(value: object, count: int) -> bool:
+    """Whether a value has a row for each of `count` items."""
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
+
+
+def _set(data: Any, key: Any, value: Any, apart: bool) -> None:
+    if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size and isinstance(value, Tensor):
+        set_expanded(data, key, value if data.device is None else value.to(data.device))
+        return
+    if isinstance(value, Tensor):
+        value = _fitted(value, data.batch_size, data.device)
+        value = value.clone() if apart else value
+    data.set(key, value)
+
+
 def _fitted(value: Tensor, shape: torch.Size, device: torch.device | None) -> Tensor:
     """An entry of the info, expanded to the batch size of a tensordict."""
     value = value if device is None else value.to(device)
-    if len(shape) > 1 and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
+    if len(shape) > 1 and value.ndim and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
         value = value.reshape(*shape, *value.shape[1:])
     if value.ndim < len(shape) and value.shape == shape[: value.ndim]:
         value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape).clone()

@@ -2,25 +2,19 @@
 
 import importlib
 import math
-import operator
 import sys
 from types import ModuleType
 from typing import Any
 
-import torch
+from fbuf import checks
 
 
 def whole(name: str, value: Any, least: int = 1) -> int:
-    """A Python int for an int of any library. TypeError for anything else, bools too; ValueError below `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
+    """A Python int for a whole number: an int of any library, a float such as 1e5, an array or tensor without dims.
+
+    TypeError for anything else: other floats, infinite ones and NaN, bools. ValueError below `least`.
+    """
+    return checks.as_int(name, value, least)
 
 
 def not_negative(name: str, value: Any) -> float:

@@ -37,8 +37,8 @@ def as_tensor(index: Any) -> Tensor:
     if not isinstance(index, Tensor | np.ndarray | list | range):
         raise TypeError(f"cannot index with {type(index).__name__}")
     tensor = index if isinstance(index, Tensor) else torch.as_tensor(np.asarray(index, order="C"), device="cpu")
-    if tensor.numel() == 0 and not isinstance(index, Tensor):
-        return tensor.to(torch.int64)
+    if tensor.numel() == 0 and (tensor.is_floating_point() or not isinstance(index, Tensor)):
+        return tensor.to(torch.int64)  # such as torch.tensor([]): an index of nothing has no dtype of its own
     if tensor.dtype == torch.bool and tensor.ndim:
         return tensor
     if _integral(tensor):

@@ -1,9 +1,10 @@
 """Keys of tensordicts: a name, or a tuple of names for a nested entry."""
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import NestedKey, TensorDictBase, is_non_tensor, is_tensor_collection
 
 
 def as_path(key: Any) -> tuple[Any, ...]:
@@ -33,6 +34,28 @@ def entries_below(given: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tup
             yield path, value
 
 
+def entry_at(data: TensorDictBase, key: NestedKey) -> Any:
+    """The entry of a tensordict, or None; also where a part of a nested key names something that has no entries."""
+    found: Any = data
+    for name in as_path(key):
+        found = found.get(name, None) if isinstance(found, TensorDictBase) else None
+    return found
+
+
 def known_keys(data: TensorDictBase) -> str:
     """The keys of a tensordict, for a message."""
     return ", ".join(sorted(map(repr, data.keys(True, True)))) or "none"
+
+
+def missing(what: str, key: NestedKey, data: TensorDictBase, cure: str = "") -> KeyError:
+    """The error for an entry that a tensordict lacks. Names the key, the keys that are there, and the nearest of them."""
+    names = {".".join(map(str, as_path(each))): each for each in data.keys(True, True)}
+    near = difflib.get_close_matches(".".join(map(str, as_path(key))), list(names), n=1)
+    advice = f"; did you mean {names[near[0]]!r}?" if near else ""
+    return KeyError(f"{what} has no entry {key!r}; its entries are {known_keys(data)}{advice}{cure}")
+
+
+def no_priorities(key: NestedKey, data: TensorDictBase) -> KeyError:
+    """The error for a sample without the entry that should hold priorities."""
+    cure = ". Set this entry, or priority_key of the buffer; mark_update(index) gives items the default priority"
+    return missing("no priorities were set: the sample", key, data, cure)

@@ -73,3 +73,14 @@ def _dict_of(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
 def row_of(kind: Any, values: list[Any]) -> Any:
     """A tuple, named tuple or list of this class with these values."""
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
+
+
+def none_of(item: Any, dim: int = 0) -> Any:
+    """A batch of no items like this one: its leaves with a dim of 0 at `dim`, texts and other values as empty lists."""
+    return each_leaf(item, lambda leaf: _none(leaf, dim))
+
+
+def _none(leaf: Any, dim: int) -> Any:
+    if not isinstance(leaf, Tensor) and not is_tensor_collection(leaf):
+        return []
+    return leaf.unsqueeze(dim)[(*(slice(None) for _ in range(dim)), slice(0, 0))]

@@ -261,7 +261,7 @@ def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None)
         return kind(zip(node.keys, parts, strict=True))
     if kind in _STACKS:
         (dim,), (name,) = node.batch, node.names
-        if not 0 <= dim <= parts[0].ndim or any(part.shape != parts[0].shape for part in parts):
+        if not 0 <= dim <= parts[0].ndim or any(part.ndim != parts[0].ndim for part in parts):
             raise ValueError(f"tensordicts that cannot be stacked along dim {dim}")
         return kind(*parts, stack_dim=dim, stack_dim_name=name)
     if is_record(kind):

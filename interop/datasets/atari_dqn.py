@@ -60,7 +60,7 @@ class AtariDQNSource(Source):
             near = unknown_id("DQN Replay", self.dataset_id, IDS)
             raise ValueError(f"{near}. An id is <Game>/<run>, with runs 1 to 5")
         if self.max_checkpoints is not None:
-            whole("max_checkpoints", self.max_checkpoints)
+            object.__setattr__(self, "max_checkpoints", whole("max_checkpoints", self.max_checkpoints))
 
     def download(self, folder: Path) -> Mapping[str, str]:
         place = f"dqn/{self.dataset_id}/replay_logs"

@@ -94,8 +94,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     ) -> None:
         if download not in (True, False, "force"):
             raise ValueError(f"download must be True, False or 'force', got {download!r}")
-        whole("num_workers", num_workers, 0)
-        whole("batch_size", 1 if batch_size is None else batch_size)
+        num_workers = whole("num_workers", num_workers, 0)
+        batch_size = None if batch_size is None else whole("batch_size", batch_size)
         given = {key: value for key, value in more.items() if key != "priority_key"}
         inspect.signature(ReplayBuffer).bind(storage=None, **given)  # raise TypeErrors before the download
         parts = Path(source.dataset_id).parts

@@ -74,7 +74,8 @@ class TokenizedDatasetLoader:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fbuf" / "data"
         self.root_dir = Path(root_dir or root).expanduser()
         self.from_disk, self.valid_size = from_disk, valid_size
-        self.num_workers = num_workers or max((os.cpu_count() or 1) // 2, 1)
+        cores = max((os.cpu_count() or 1) // 2, 1)
+        self.num_workers = whole("num_workers", num_workers) if num_workers else cores
         self.tokenizer_class, self.tokenizer_model_name = tokenizer_class, tokenizer_model_name or "gpt2"
         self._folder = self.root_dir / name / split / str(max_length)
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from interop.data.arguments import whole
+
 
 class BinaryToDecimal(nn.Module):
     """Decodes groups of bits, most significant bit first, and sums the numbers of each row.
@@ -28,7 +30,8 @@ class BinaryToDecimal(nn.Module):
     ) -> None:
         super().__init__()
         largest = 2**63 if dtype.is_floating_point else torch.iinfo(dtype).max
-        if num_bits < 1 or 2 ** (num_bits - 1) > largest:
+        num_bits = whole("num_bits", num_bits)
+        if 2 ** (num_bits - 1) > largest:
             raise ValueError(f"num_bits must be at least 1, and 2**(num_bits - 1) fit in {dtype}, got {num_bits}")
         self.num_bits = num_bits
         self.convert_to_binary = convert_to_binary

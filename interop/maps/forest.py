@@ -8,6 +8,7 @@ from tensordict import NestedKey, TensorDictBase, unravel_key
 
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
 from interop.checkpoint.state import as_arrays, as_tensors, described, state_for
+from interop.data.arguments import whole
 from interop.host.threads import Lock
 from interop.maps.map import TensorDictMap, TensorMap
 from interop.maps.node_map import NodeMap
@@ -100,6 +101,7 @@ class MCTSForest:
                 raise ValueError(f"node_map has {len(node_map)} entries: pass an empty one, or a NodeMap")
             query = node_map.query_module
             self._copy, self._nodes = node_map, NodeMap(node_map.in_keys, query.hash_to_int and query.hashes)
+        max_size = None if max_size is None else whole("max_size", max_size)
         sizes = {
             size for size in (max_size, data_map and data_map.max_size, self._copy and self._copy.max_size) if size
         }

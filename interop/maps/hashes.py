@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from interop.data.arguments import whole
 from interop.maps.table import hash_rows, row_bytes
 
 DEFAULT_COMPONENTS = 16
@@ -58,9 +59,7 @@ class RandomProjectionHash(SipHash):
         init_method: Callable[[Tensor], Any] | None = None,
     ) -> None:
         super().__init__(as_tensor=as_tensor)
-        if n_components < 1:
-            raise ValueError(f"n_components must be at least 1, got {n_components}")
-        self._n_components = n_components
+        self._n_components = whole("n_components", n_components)
         self.dtype_cast = dtype_cast
         self.init_method = nn.init.normal_ if init_method is None else init_method
         self.register_buffer("transform", None)

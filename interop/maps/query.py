@@ -9,6 +9,7 @@ from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from interop.data.arguments import whole
 from interop.maps.hash_to_int import HashToInt
 from interop.maps.hashes import SipHash
 from interop.maps.kinds import Kinds, kinds_of
@@ -118,7 +119,7 @@ class QueryModule(TensorDictModuleBase):
 
     def truncate(self, size: int) -> None:
         """Remove the rows from index `size` on; at size 0 also the values of a `HashToInt`. O(size)."""
-        self._table.truncate(size)
+        self._table.truncate(whole("size", size, least=0))
         if not len(self._table):
             self._kinds = None
         if isinstance(self.hash_to_int, HashToInt) and not size:

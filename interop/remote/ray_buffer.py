@@ -18,9 +18,12 @@ from torch import Tensor
 
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
 from interop.buffers.editing import as_key
+from interop.buffers.tensordict_buffer import include
 from interop.data import randomness
 from interop.data.arguments import whole
+from interop.data.by_item import column_of, rows_of
 from interop.data.index import as_int, is_all
+from interop.data.keys import no_priorities
 from interop.data.pytrees import length_of
 from interop.remote import cluster
 from interop.remote.checkpoints import restore, save
@@ -48,7 +51,7 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("totals", self.totals, ("exact", "latest"))
         _one_of("ack", self.ack, ("received", "durable"))
-        whole("prefetch", self.prefetch, least=0)
+        object.__setattr__(self, "prefetch", whole("prefetch", self.prefetch, least=0))
         if not self.timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, got {self.timeout}")
 
@@ -213,7 +216,7 @@ class RayReplayBuffer:
 
     def clients(self, n: int, **options: Any) -> list["RayReplayBuffer"]:
         """`n` handles as by `client`. Their first writes go to different shards."""
-        return [self.client(**options) for _ in range(n)]
+        return [self.client(**options) for _ in range(whole("n", n, least=0))]
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._shards, self._count, self._options, self._priority_key, self._home
@@ -245,7 +248,8 @@ class RayReplayBuffer:
         shards = self._shards
         if shard is None:
             shard = self._home if shards.facts[0].slices else next(self._writes) % self._count
-        if whole("shard", shard, least=0) >= self._count:
+        shard = whole("shard", shard, least=0)
+        if shard >= self._count:
             raise ValueError(f"shard must be below {self._count}, got {shard}")
         return shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
 
@@ -258,16 +262,24 @@ class RayReplayBuffer:
         self._call_by_shard("mark_update", index)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Set the priorities of a sample's items to its entry `priority_key`."""
-        data = data.select("index", "anchor_index", "validity_mask", self._priority_key, strict=False)
-        index = data.get("index", None)
-        if self._count == 1 or index is None or not index.numel():  # the buffer raises the error for a missing index
-            self._shards.one(0, "update_tensordict_priority", data)
+        """Set the priorities of a sample's items to its entry `priority_key`. KeyError if it has none."""
+        sent = data.select("index", "anchor_index", "validity_mask", self._priority_key, strict=False)
+        index, is_empty = column_of(sent, "index"), 0 in sent.batch_size
+        if column_of(sent, self._priority_key) is None and index is not None and not is_empty:
+            try:
+                self._shards.one(0, "update_tensordict_priority", sent)  # without priorities there is no effect
+            except KeyError:
+                raise no_priorities(self._priority_key, data) from None
             return
-        data, index = (data, index) if data.ndim else (data.unsqueeze(0), index.unsqueeze(0))
-        if self._shards.facts[0].ndim == 1:
-            index = index.reshape(data.shape[0], -1)[:, 0]
-        self._call_by_shard("update_tensordict_priority", index, data=data)
+        if self._count == 1 or index is None or is_empty:  # the buffer raises the error for a missing index
+            self._shards.one(0, "update_tensordict_priority", sent)
+            return
+        rows = rows_of(index, ndim := self._shards.facts[0].ndim)
+        if not sent.ndim:
+            sent, rows = sent.unsqueeze(0), rows.unsqueeze(0)
+        if ndim == 1:
+            rows = rows.reshape(len(sent), -1)[:, 0]
+        self._call_by_shard("update_tensordict_priority", rows, data=sent)
 
     @_unless_single
     def update_if_present(
@@ -298,7 +310,7 @@ class RayReplayBuffer:
             at, mine = parts[shard]
             kwargs = {"index": mine, **{key: rows_at(each, at, count) for key, each in given.items()}}
             if name == "update_tensordict_priority":  # it reads the index from the data
-                kwargs["data"].set("index", kwargs.pop("index").reshape(kwargs["data"]["index"].shape))
+                include(kwargs["data"], {"index": kwargs.pop("index")}, apart=False)
             calls[shard] = (name, (), kwargs)
         return [(parts[shard][0], each) for shard, each in shards.some(calls).items()]
 

@@ -10,10 +10,12 @@ from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
+from interop.host.threads import uninterrupted
 from interop.samplers.sampler import Sampler, host_share
 from interop.samplers.validation import flat_slots
 from interop.shared.processes import OneProcess
 from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
+from interop.storages.uses import KeptUses
 from interop.writers import RoundRobinWriter, Writer
 
 _EMPTY = "Cannot sample from an empty storage."
@@ -29,13 +31,15 @@ class ConsumingSampler(Sampler):
     A batch is shorter where fewer items are left; RuntimeError where none is. The length of the buffer is the number of
     items that are left, and iterating over it ends with the last one. New items take the slots of consumed items first, then
     those from the cursor on. Needs a storage with one item dim and a `RoundRobinWriter`, and no prefetching. A buffer with
-    this sampler can be used in one process only. O(batch).
+    this sampler can be used in one process only. What was consumed of a memory map in a folder is consumed when it is opened
+    again. O(batch).
 
     Args:
         max_sample_count: how often an item is drawn.
     """
 
     ran_out = False  # whether the last draw took the last item
+    keeps_uses = True
 
     def __init__(self, max_sample_count: int = 1) -> None:
         self._most = whole("max_sample_count", max_sample_count)
@@ -47,6 +51,7 @@ class ConsumingSampler(Sampler):
         self._place = np.zeros(0, np.int64)  # of each slot in `_order`
         self._drawn = np.zeros(0, np.int64)  # draws of each slot
         self._known = self._live = 0
+        self._kept: KeptUses | None = None
         self.ran_out = False
 
     @property
@@ -66,12 +71,18 @@ class ConsumingSampler(Sampler):
             raise RuntimeError(f"{_EMPTY}{consumed} Call extend() or add() first.")
         count = min(whole("batch_size", batch_size, least=0), self._live)
         slots = self._order[randomness.generator_of(key).choice(self._live, count, replace=False)]
-        self._drawn[slots] += 1
-        used = slots[self._drawn[slots] >= self._most]
-        self._live -= used.size
-        self._move(used, self._live)
-        self.ran_out = self._live == 0
+        with uninterrupted():  # memory and file agree after a signal
+            self._drawn[slots] += 1
+            self._consume(slots[self._drawn[slots] >= self._most])
+            self.ran_out = self._live == 0
+            if self._kept is not None:
+                self._kept.give(self, slots, self._drawn[slots])
         return torch.from_numpy(slots), {}
+
+    def _consume(self, slots: np.ndarray) -> None:
+        """Move slots that can be drawn to the consumed ones."""
+        self._live -= slots.size
+        self._move(slots, self._live)
 
     def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
         return [host_share(name, 8 * capacity) for name in ("order", "places", "draws")]
@@ -83,16 +94,46 @@ class ConsumingSampler(Sampler):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """The items at index are new."""
         if storage is not None:
+            self._keep(storage)
             self._follow(storage)
         slots, _, high = flat_slots(index, storage)
         if high >= self._known:
             raise IndexError(f"index {high} is out of range: {self._known} items are stored")
         slots = np.unique(slots[slots >= 0]).astype(np.int64)
+        if self._kept is not None and self._drawn[slots].any():
+            self._kept.give(self, slots, np.zeros(slots.size, np.int64))
         self._drawn[slots] = 0
         again = slots[self._place[slots] >= self._live]
         self._move(again, self._live)
         self._live += again.size
         self.ran_out = self.ran_out and not self._live
+
+    def take_over(self, storage: Storage) -> None:
+        super().take_over(storage)
+        self._keep(storage)
+
+    def reloaded(self, storage: Storage) -> None:
+        self._keep(storage)
+        self._keep_all()
+
+    def _keep(self, storage: Storage) -> None:
+        """Keep the draws in the file of the storage; start from those of an earlier process."""
+        if self._kept is not None and storage.priorities is self._kept:
+            return
+        kept = storage.kept_uses()
+        if kept is None or kept is self._kept:
+            return
+        self._kept = kept
+        if not (kept.bind(self) and not self._known and len(storage)):
+            self._keep_all()
+            return
+        self._follow(storage)
+        self._drawn[: self._known] = kept.read(self._known)
+        self._consume(np.flatnonzero(self._drawn[: self._known] >= self._most))
+
+    def _keep_all(self) -> None:
+        if self._kept is not None:
+            self._kept.give_all(self, np.arange(self._known), self._drawn[: self._known])
 
     def _follow(self, storage: Storage) -> None:
         """Follow the length of the storage; new slots are not consumed."""
@@ -174,6 +215,9 @@ class ConsumingSampler(Sampler):
 
     def refuse_forked_child(self) -> None:
         self._process.check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_sample_count={self._most}, sampleable={self._live})"

@@ -11,6 +11,10 @@ from fbuf.checkpoint import Fields
 from interop.checkpoint.state import integers
 
 Id = int | str
+# A number of a row: that of its group plus 1, the state of the group, and its uses.
+_NUMBER, _STATE = 24, 22  # bits to the right of them
+_OPEN, _WHOLE, _BROKEN = range(3)
+_STATES, MOST_USES = 3, (1 << _STATE) - 1
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -38,6 +42,7 @@ class Groups:
         self._of: dict[int, Group] = {}  # by slot
         self._begun = 0
         self._top = 0  # above all slots of rows
+        self._changed: set[Group] | None = None  # since the last `changes`; None if nobody asks
 
     def write(self, slots: Sequence[int], ids: Sequence[Id]) -> None:
         """Enter rows with these ids, written to different slots in this order."""
@@ -49,6 +54,7 @@ class Groups:
                 self._begun += 1
             group.slots.append(slot)
             self._of[slot] = group
+            self._note(group)
             self._top = max(self._top, slot + 1)
             if len(group.slots) == self.size:
                 del self._open[id_]
@@ -60,6 +66,7 @@ class Groups:
         group = self._of.pop(slot, None)
         if group is not None:
             group.slots.remove(slot)
+            self._note(group)
             self._retire(group)
             if self._open.get(group.id) is group:
                 del self._open[group.id]
@@ -75,6 +82,7 @@ class Groups:
         """Count a use of each of these groups, which are ready."""
         for group in groups:
             group.uses += 1
+            self._note(group)
             if self.most is not None and group.uses >= self.most:
                 self._retire(group)
 
@@ -90,6 +98,52 @@ class Groups:
             if last is not group:
                 last.place, self.ready[group.place] = group.place, last
             group.place = -1
+
+    # ------------------------------------------------------------------ a number of each row
+
+    def _note(self, group: Group) -> None:
+        if self._changed is not None:
+            self._changed.add(group)
+
+    def changes(self, every: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The slots of rows in groups that changed since the last call, or of all rows, and a number of each.
+
+        The number says to which group a row belongs, and how often this was used.
+        """
+        changed = set(self._of.values()) if every or self._changed is None else self._changed
+        self._changed = set()
+        slots = _array(slot for group in changed for slot in group.slots)
+        return slots, _array(self._word(group) for group in changed for _ in group.slots)
+
+    def _word(self, group: Group) -> int:
+        if len(group.slots) == self.size:
+            state = _WHOLE
+        else:
+            state = _OPEN if self._open.get(group.id) is group else _BROKEN
+        return (group.number + 1) << _NUMBER | state << _STATE | min(group.uses, MOST_USES)
+
+    @classmethod
+    def of_words(cls, rows: Iterable[tuple[int, int, Id]], size: int, most: int | None) -> "Groups":
+        """The groups of rows, given in the order of writing by slot, number and id. Rows of the number 0 are in no group."""
+        new, found = cls(size, most), dict[int, list[tuple[int, int, Id]]]()
+        for slot, word, id_ in rows:
+            if word:
+                found.setdefault((word >> _NUMBER) - 1, []).append((slot, word, id_))
+        for number in sorted(found):
+            members = found[number]
+            word, id_ = members[0][1:]
+            slots = [slot for slot, _, other in members if other == id_]  # an id may have been edited since
+            group = Group(number, id_, slots, word & MOST_USES)
+            new._of |= dict.fromkeys(slots, group)
+            state = word >> _STATE & _STATES
+            if state == _WHOLE and new._usable(group):
+                group.place = len(new.ready)
+                new.ready.append(group)
+            elif state == _OPEN and len(slots) == len(members) < size:
+                new._open[id_] = group
+        new._begun = max(found, default=-1) + 1
+        new._top = max(new._of, default=-1) + 1
+        return new
 
     # ------------------------------------------------------------------ checkpoints
 

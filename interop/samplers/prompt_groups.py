@@ -11,12 +11,14 @@ import torch
 from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of, loading_members, saved_members
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
+from interop.host.threads import uninterrupted
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.groups import Group, Groups, Id
+from interop.samplers.groups import MOST_USES, Group, Groups, Id
 from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
 from interop.samplers.validation import flat_slots
 from interop.shared.processes import OneProcess
 from interop.storages import Storage, columns
+from interop.storages.uses import KeptUses
 from interop.writers import Writer
 
 _NONE = np.zeros(0, np.int64)
@@ -40,10 +42,11 @@ class PromptGroupSampler(DrawingSampler):
 
     Args:
         group_size: completions a group. Batch sizes are multiples of it.
-        group_key: the entry with the id of the prompt, one integer or text an item. KeyError or TypeError at the draw where
-            an item has none. Give each visit of a prompt an id of its own where its groups may still be incomplete.
-        max_uses: a group is consumed after so many draws; None for no bound. Iterating over the buffer then ends where
-            fewer groups are left than the last batch had. Such a buffer neither prefetches nor goes to workers.
+        group_key: the entry with the id of the prompt, one whole number or text an item. KeyError or TypeError at the draw
+            where an item has none. Give each visit of a prompt an id of its own where its groups may still be incomplete.
+        max_uses: a group is consumed after so many draws, at most 2**22 - 1; None for no bound. Iterating over the buffer
+            then ends where fewer groups are left than the last batch had. Such a buffer neither prefetches nor goes to
+            workers. A memory map in a folder keeps the groups and their uses, for when it is opened again.
         staleness: defines the staleness of rows, by its `consumer_version`, `max_staleness` and `version_key`. A group has
             the staleness of its stalest row. It is drawn by the weight of this staleness, and never above `max_staleness`;
             the info has the "staleness" of rows, float32. A draw then takes O(completions in groups that can be drawn).
@@ -63,6 +66,8 @@ class PromptGroupSampler(DrawingSampler):
             raise TypeError(f"staleness must be a StalenessAwareSampler, got {class_of(staleness)}")
         self._size = whole("group_size", group_size)
         self._most = None if max_uses is None else whole("max_uses", max_uses)
+        if self._most is not None and self._most > MOST_USES:
+            raise ValueError(f"max_uses must be at most {MOST_USES}, got {max_uses}: None is no bound")
         self._key, self._staleness = group_key, staleness
         self._process = None if self._most is None else OneProcess(_ONE_PROCESS)
         self._empty()
@@ -71,6 +76,8 @@ class PromptGroupSampler(DrawingSampler):
         self._groups = Groups(self._size, self._most)
         self._pending = _NONE  # slots of written rows whose ids were not read yet
         self._edits: int | None = None  # version of the ring whose edits were read; None to read all rows
+        self._kept: KeptUses | None = None
+        self._words: np.ndarray | None = None  # of an earlier process, before the ids were read
         self.ran_out = False
 
     @property
@@ -117,9 +124,11 @@ class PromptGroupSampler(DrawingSampler):
             chosen, info["staleness"] = self._fresh(self._staleness, storage, count, rng)
         info["group_number"] = self._per_row([group.number for group in chosen])
         if self._most is not None:
-            self._groups.use(chosen)
+            with uninterrupted():  # memory and file agree after a signal
+                self._groups.use(chosen)
+                self._keep_changes()
+                self.ran_out = self.num_ready < count
             info["group_uses"] = self._per_row([group.uses for group in chosen])
-            self.ran_out = self.num_ready < count
         return torch.from_numpy(self._slots_of(chosen).reshape(-1)), info
 
     def _fresh(
@@ -158,10 +167,38 @@ class PromptGroupSampler(DrawingSampler):
             slots = np.concatenate((self._pending[~np.isin(self._pending, slots)], slots))
         self._pending = slots
         if storage is not None:
+            self._keep(storage)
             self._try_sync(storage)
 
     def take_over(self, storage: Storage) -> None:
         self._empty()
+        self._keep(storage)
+
+    def reloaded(self, storage: Storage) -> None:
+        self._keep(storage)
+        self._words = None
+        self._keep_changes(every=True)
+
+    @property
+    def keeps_uses(self) -> bool:  # type: ignore[override]  # a class attribute of other samplers
+        return self._most is not None
+
+    def _keep(self, storage: Storage) -> None:
+        """Keep the groups in the file of the storage; start from those of an earlier process at the next draw or write."""
+        if self._most is None or (self._kept is not None and storage.priorities is self._kept):
+            return
+        kept = storage.kept_uses()
+        if kept is None or kept is self._kept:
+            return
+        self._kept = kept
+        if kept.bind(self) and self._edits is None and len(storage):
+            self._words = kept.read(len(storage))
+        else:
+            self._keep_changes(every=True)
+
+    def _keep_changes(self, every: bool = False) -> None:
+        if self._kept is not None:
+            (self._kept.give_all if every else self._kept.give)(self, *self._groups.changes(every))
 
     def _try_sync(self, storage: Storage) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
@@ -169,6 +206,8 @@ class PromptGroupSampler(DrawingSampler):
 
     def _sync(self, storage: Storage) -> None:
         """Read the ids of rows that were written or edited; the next call does where this one raises."""
+        if self._words is not None:
+            self._recall(storage, self._words)
         edits, places = storage.edits_since(self._edits)
         if edits != self._edits:
             self._groups.truncate(len(storage))
@@ -181,6 +220,17 @@ class PromptGroupSampler(DrawingSampler):
             self._groups.write([slots[at] for at in others], [changed[at] for at in others])
             self._groups.write(pending.tolist(), ids[places.size :])
         self._edits, self._pending = edits, _NONE
+        self._keep_changes()
+
+    def _recall(self, storage: Storage, words: np.ndarray) -> None:
+        """Enter the groups of an earlier process, except rows that were written since."""
+        slots = np.arange(min(words.size, len(storage)))
+        if storage.is_full:  # the oldest row is at the cursor
+            slots = np.roll(slots, -storage.ring.cursor * (slots.size // storage.filled_rows))
+        slots = slots[(words[slots] > 0) & ~np.isin(slots, self._pending)]
+        rows = zip(slots.tolist(), words[slots].tolist(), ids_of(storage, self._key, slots), strict=True)
+        self._groups, self._words = Groups.of_words(rows, self._size, self._most), None
+        self._keep_changes(every=True)
 
     # ------------------------------------------------------------------ where it can be used
 
@@ -227,6 +277,9 @@ class PromptGroupSampler(DrawingSampler):
 
         return put
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": None}
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(group_size={self._size}, group_key={self._key!r}, max_uses={self._most}, "
@@ -249,6 +302,9 @@ def ids_of(storage: Storage, key: Any, slots: np.ndarray) -> list[Id]:
             if (texts := columns.texts(storage, key, slots)) is not None:
                 return list[Id](texts)
         raise
+    if found.is_floating_point():  # whole floats, as columns that have passed through another library
+        as_integers = found.double().to(torch.int64)
+        found = as_integers if bool((as_integers == found.double()).all()) else found
     if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
         raise TypeError(f"group ids must be integers or texts, {key!r} holds {found.dtype}")
     if found.numel() != slots.size:

@@ -11,7 +11,7 @@ from fbuf import free_memory
 from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Stateful, defined_outside
 from interop.data import randomness
-from interop.data.arguments import class_of
+from interop.data.arguments import class_of, whole
 from interop.data.index import as_tensor
 from interop.samplers.reservation import Reservation
 from interop.samplers.shares import Share
@@ -31,6 +31,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     """
 
     KEPT = False  # whether a storage in files keeps the priorities
+    keeps_uses = False  # whether it keeps what was consumed
     follows_writes = False  # whether the class defines `mark_update`
     takes_priorities = False  # whether it defines `update_priority`
 
@@ -70,6 +71,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """`draw` with a key of the sampler's generator."""
+        batch_size = whole("batch_size", batch_size, least=0)
         with randomness.Restored(self._rng):
             return self.draw(storage, batch_size, randomness.key(self._rng))
 

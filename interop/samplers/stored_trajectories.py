@@ -132,7 +132,8 @@ class GivenTrajectories:
 
     Args:
         ends: bool [items], whether a trajectory ends with an item; or
-        trajectories: integers [items], the id of the trajectory of each item. The last item may be followed by the first.
+        trajectories: integers or floats [items], the id of the trajectory of each item. The last item may be followed by
+            the first.
     """
 
     version = 1
@@ -141,9 +142,9 @@ class GivenTrajectories:
         given = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
         if (ends is not None and trajectories is not None) or given.ndim != 1 or not given.numel():
             raise RuntimeError(f"give one of ends and trajectories, of shape [items], got shape {list(given.shape)}")
-        if given.is_floating_point() or given.is_complex() or (ends is not None and given.dtype != torch.bool):
+        if given.is_complex() or (ends is not None and given.dtype != torch.bool):
             raise TypeError(f"ends must be bool and trajectories integers, got {given.dtype}")
-        values = given.numpy()
+        values = (given.double() if given.is_floating_point() else given).numpy()
         last = values if ends is not None else values != np.roll(values, -1)
         start = int(last.nonzero()[0][-1] + 1) % len(last) if last.any() else 0
         self.index = Trajectories(len(last), 1, start)

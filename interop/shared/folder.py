@@ -25,9 +25,10 @@ from fbuf.memory_plan import Plan, Share
 from interop.host.threads import renew_in_children
 from interop.shared.journal import commits_of
 
-DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
+DESCRIPTION, STATE, LOCK = "storage.json", "storage.state", "storage.lock"
+PRIORITIES, USES = "storage.priorities", "storage.uses"  # of the items: what one sampler keeps
 VALUES = "storage.values"  # a folder
-OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES, VALUES)
+OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES, USES, VALUES)
 _FORMAT = 2
 _LONGEST = 1 << 26  # bytes of a description
 _CHUNK = bytes(1 << 20)
@@ -168,6 +169,11 @@ class Folder:
             self._remove([beside])
             raise
         self._list([*listed, name])
+
+    def drop(self, name: str) -> None:
+        """Remove one file."""
+        self._remove([name])
+        self._list([each for each in self.files() if each != name])
 
     def remove(self) -> bool:
         """Remove the files, and the folders that this leaves empty. False where there are none, or for a worker."""

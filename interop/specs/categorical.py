@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Size, Tensor
 
+from interop.data.arguments import whole
 from interop.specs import shapes
 from interop.specs.boxes import CategoricalBox, limits
 from interop.specs.masks import Choices, any_allowed
@@ -95,12 +96,10 @@ class Categorical(Choices):
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """All choices, [n, *shape], equal at all positions; with `use_mask` only the choices allowed by a 1-d mask."""
+        """All choices, [n, *shape], equal at all positions; with `use_mask` those that the mask allows at all positions."""
         values = torch.arange(self.n, device=self.device)
         if use_mask and self._allowed is not None:
-            if self._allowed.ndim > 1:
-                raise NotImplementedError(f"allowed values are listed for masks of one dim, not {self._allowed.ndim}")
-            values = values[self._allowed]
+            values = values[self._allowed.reshape(-1, self.n).all(0)]
         shape = shapes.concrete(self.shape)
         return values.to(self.dtype).reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
 
@@ -145,6 +144,7 @@ class Binary(Categorical):
     ) -> None:
         if n is None and shape is None:
             raise TypeError("Binary needs n, the size of the last dim, or a shape")
+        n = None if n is None else whole("n", n, least=0)
         sizes = Size([n or 0]) if shape is None else shapes.as_shape(shape)
         if n is not None and (n != sizes[-1] if sizes else n != 0):
             raise ValueError(f"the last dim of a Binary is n: got n={n} and shape={list(sizes)}")
@@ -159,9 +159,7 @@ class Binary(Categorical):
 
 
 def _count(n: Any, dtype: torch.dtype | None) -> int:
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"n must be an int, got {n!r}")
-    count = int(n)
+    count = whole("n", n, least=-(2**63))
     if count < 1 and count != -1:
         raise ValueError(f"n must be at least 1, or -1 for not known yet, got {count}")
     if dtype is not None and count - 1 > limits(dtype)[1]:
@@ -171,7 +169,7 @@ def _count(n: Any, dtype: torch.dtype | None) -> int:
 
 def sizes_of(nvec: Sequence[int] | Tensor) -> list[int]:
     """The group sizes as ints. ValueError for a size below 1."""
-    sizes = [int(each) for each in nvec]
+    sizes = [whole("nvec", each, least=-(2**63)) for each in nvec]
     if not sizes or min(sizes) < 1:
         raise ValueError(f"nvec needs at least one size, each at least 1, got {sizes}")
     return sizes

@@ -2,9 +2,11 @@
 
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 
+from interop.data.arguments import whole
 from interop.specs import shapes
 from interop.specs.boxes import BoxList, limits
 from interop.specs.categorical import Categorical
@@ -32,7 +34,7 @@ class MultiCategorical(Categorical):
         self, nvec: Any, shape: Any = None, device: Any = None, dtype: Any = torch.int64, mask: Any = None,
         remove_singleton: bool = True,
     ) -> None:  # fmt: skip
-        sizes = torch.as_tensor(nvec, dtype=torch.int64)
+        sizes = torch.as_tensor(_whole_sizes(nvec), dtype=torch.int64)
         sizes = sizes if sizes.ndim else sizes.unsqueeze(0)
         self._set(sizes.shape if shape is None else shape, device, dtype)
         if self.shape[-1:] != sizes.shape[-1:] or len(self.shape) < sizes.ndim:
@@ -116,17 +118,17 @@ class MultiCategorical(Categorical):
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """All combinations of a row of entries, [number, *shape], equal in all rows. The first entry varies slowest.
 
-        RuntimeError for a spec with a mask, ValueError if rows differ in nvec.
+        With `use_mask` those that the mask allows in all rows. ValueError if rows differ in nvec.
         """
-        if use_mask:
-            raise NotImplementedError("MultiCategorical does not list allowed values: filter with is_in()")
-        if self._allowed is not None:
-            raise RuntimeError("the values of a MultiCategorical with a mask are not listed: remove the mask first")
         try:
             sizes = self._row("list of values")
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-        every = torch.cartesian_prod(*(torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes))
+        choices = [torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes]
+        if use_mask and self._allowed is not None:
+            allowed = self._allowed.reshape(-1, *self._allowed.shape[-2:]).all(0)  # [entries, largest size]
+            choices = [each[row[: len(each)]] for each, row in zip(choices, allowed, strict=True)]
+        every = torch.cartesian_prod(*choices)
         return every.reshape(-1, *(1 for _ in self.shape[1:]), len(sizes)).expand(-1, *self.nvec.shape)
 
     index = refused("a value has several choices, it is no index")
@@ -166,3 +168,9 @@ class MultiCategorical(Categorical):
         """A spec of shape [1] for a scalar spec."""
         one = None if self._allowed is None else self._allowed.unsqueeze(0)
         return self._replaced(shape=Size([1]), nvec=self.nvec.unsqueeze(0), _allowed=one)
+
+
+def _whole_sizes(nvec: Any) -> int | list[Any]:
+    """The sizes as ints, in nested lists. TypeError for what is no whole number."""
+    given = nvec.tolist() if isinstance(nvec, Tensor | np.ndarray) and nvec.ndim else nvec
+    return [_whole_sizes(each) for each in given] if isinstance(given, list | tuple) else whole("nvec", given, -(2**63))

@@ -101,12 +101,14 @@ class OneHot(Choices):
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """All vectors, [n, *shape], equal at all positions."""
-        if use_mask:
-            raise NotImplementedError("one-hot specs do not list allowed values: use to_categorical_spec()")
+        """All vectors, [n, *shape], equal at all positions; with `use_mask` those that the mask allows at all positions."""
         shape = shapes.concrete(self.shape)
         every = torch.cartesian_prod(*(torch.arange(size, device=self.device) for size in self._sizes))
-        hot = self._hot(every.reshape(-1, len(self._sizes)).unbind(-1)).to(self.dtype)
+        hot = self._hot(every.reshape(-1, len(self._sizes)).unbind(-1))
+        if use_mask and self._allowed is not None:
+            allowed = self._allowed.reshape(-1, shape[-1]).all(0)
+            hot = hot[~(hot & ~allowed).any(-1)]
+        hot = hot.to(self.dtype)
         return hot.reshape(-1, *(1 for _ in shape[1:]), shape[-1]).expand(-1, *shape)
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:

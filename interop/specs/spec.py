@@ -256,7 +256,7 @@ class TensorSpec:
         if new == self.shape:
             return self
         free = shapes.concrete(self._free(new))
-        return self._changed(new, lambda part, lead: part.reshape(*free, *part.shape[lead:]))
+        return self._changed(new, lambda part, lead: part.reshape((*free, *part.shape[lead:])))
 
     def reshape(self, *shape: Any) -> Self:
         """The spec in another shape; one -1 is inferred. RuntimeError if the number of elements differs."""

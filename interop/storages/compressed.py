@@ -25,6 +25,7 @@ from interop.storages.lists import ListStorage
 _OBJECT = Value("object")  # any leaf that is no tensor
 _LIBRARIES = ("compression.zstd", "zstandard") if sys.version_info >= (3, 14) else ("zstandard",)
 _HIGHEST = 22
+_PLAIN = (type(None), bool, int, float, str)  # what may be beside the data in the result of a `compression_fn`
 
 
 class Zstd:
@@ -76,8 +77,10 @@ class CompressedListStorage(ListStorage):
 
     Args:
         max_size: capacity.
-        compression_fn: compresses a tensor into a tensor. Replaces Zstandard, together with `decompression_fn`.
-        decompression_fn: restores a tensor from the compressed one and a dict with its "shape", "dtype" and "device".
+        compression_fn: compresses a tensor into bytes, a tensor or a NumPy array, or tuples, lists and dicts of these and of
+            plain values. Replaces Zstandard, together with `decompression_fn`.
+        decompression_fn: restores a tensor from what `compression_fn` returned and a dict with the "shape", "dtype" and
+            "device" of the tensor. It may return a NumPy array, or the bytes of the tensor in native order.
         compression_level: of Zstandard, up to 22; higher is smaller and slower.
         device: where tensors are moved before compression, and where reads put them; None for where they are.
             The bytes of Zstandard are always on the CPU.
@@ -91,8 +94,8 @@ class CompressedListStorage(ListStorage):
         self,
         max_size: int,
         *,
-        compression_fn: Callable[[Tensor], Tensor] | None = None,
-        decompression_fn: Callable[[Tensor, dict[str, Any]], Tensor] | None = None,
+        compression_fn: Callable[[Tensor], Any] | None = None,
+        decompression_fn: Callable[[Any, dict[str, Any]], Any] | None = None,
         compression_level: int = 3,
         device: torch.device | str | None = "cpu",
         compilable: bool = False,
@@ -104,15 +107,15 @@ class CompressedListStorage(ListStorage):
         if (compression_fn is None) != (decompression_fn is None):
             raise ValueError("compression_fn and decompression_fn undo each other: give both or none")
         self._compression_fn, self._decompression_fn = compression_fn, decompression_fn
-        self.compression_level = compression_level
-        self._zstd = Zstd(compression_level) if compression_fn is None else None
+        self.compression_level = whole("compression_level", compression_level, least=-(1 << 17))
+        self._zstd = Zstd(self.compression_level) if compression_fn is None else None
 
     def bytes(self) -> int:
         """The size of all compressed tensors. 0 and a warning for an empty storage."""
         if not self._storage:
             warnings.warn("bytes() of an empty storage is 0", UserWarning, stacklevel=2)
         kept = (pair for packed in self._storage for pair in zip(packed.leaves, packed.shapes, strict=True))
-        return sum(leaf.nbytes for leaf, shape in kept if shape is not None)
+        return sum(_size_of(leaf) for leaf, shape in kept if shape is not None)
 
     def to_bytestream(self, data_to_bytestream: Any) -> builtins.bytes:
         """The bytes of a tensor or array in native order. TypeError for other data."""
@@ -162,16 +165,16 @@ class CompressedListStorage(ListStorage):
         device = self.device or torch.device(leaf.device or "cpu")
         return {"type": "tensor", "shape": shape, "dtype": getattr(torch, leaf.dtype), "device": device}
 
-    def _compressed(self, tensor: Tensor) -> Tensor:
+    def _compressed(self, tensor: Tensor) -> Any:
         if self._zstd is not None:
             return torch.frombuffer(bytearray(self._zstd.compress(_raw(tensor))), dtype=torch.uint8)
         assert self._compression_fn is not None
-        return _returned(self._compression_fn(tensor), "compression_fn")
+        return _owned(self._compression_fn(tensor))
 
-    def _decompressed(self, packed: Tensor, metadata: dict[str, Any]) -> Tensor:
+    def _decompressed(self, packed: Any, metadata: dict[str, Any]) -> Tensor:
         if self._zstd is None:
             assert self._decompression_fn is not None
-            return _returned(self._decompression_fn(packed, metadata), "decompression_fn")
+            return _as_tensor(self._decompression_fn(packed, metadata), metadata)
         dtype, shape, device = metadata["dtype"], metadata["shape"], metadata["device"]
         raw = bytearray(self._zstd.decompress(packed.numpy()))
         if not raw:
@@ -281,8 +284,49 @@ def _raw(tensor: Tensor) -> np.ndarray:
     return dense.reshape(-1).view(torch.uint8).numpy()
 
 
-def _returned(made: Any, name: str) -> Tensor:
-    """A copy of the result of a user's function, which may share memory with the argument."""
-    if not isinstance(made, Tensor):
-        raise TypeError(f"{name} must return a tensor, got {type(made).__name__}")
-    return made.detach().clone()
+def _owned(made: Any) -> Any:
+    """A copy of the result of `compression_fn`, which may share memory with its argument. TypeError for other kinds."""
+    if isinstance(made, Tensor):
+        return made.detach().clone()
+    if isinstance(made, np.ndarray | np.generic) and made.dtype != object:
+        return made.copy()
+    if isinstance(made, builtins.bytes | bytearray | memoryview):
+        return builtins.bytes(made)
+    if type(made) in (tuple, list):
+        return type(made)(_owned(each) for each in made)
+    if type(made) is dict:
+        return {key: _owned(each) for key, each in made.items()}
+    if type(made) in _PLAIN:
+        return made
+    raise TypeError(
+        f"compression_fn must return bytes, a tensor or an array, or tuples, lists and dicts of these, got "
+        f"{type(made).__name__}"
+    )
+
+
+def _as_tensor(made: object, metadata: dict[str, Any]) -> Tensor:
+    """A copy of the result of `decompression_fn` as a tensor. TypeError or ValueError where it is none."""
+    if isinstance(made, Tensor):
+        return made.detach().clone()
+    if isinstance(made, np.ndarray | np.generic) and made.dtype != object:
+        return torch.from_numpy(np.array(made)).to(metadata["device"])
+    if not isinstance(made, builtins.bytes | bytearray | memoryview):
+        raise TypeError(f"decompression_fn must return a tensor, an array or bytes, got {type(made).__name__}")
+    raw, dtype, shape = bytearray(made), metadata["dtype"], metadata["shape"]
+    if len(raw) != shape.numel() * dtype.itemsize:
+        raise ValueError(
+            f"decompression_fn returned {len(raw)} bytes, a tensor of {dtype} {list(shape)} has "
+            f"{shape.numel() * dtype.itemsize}"
+        )
+    tensor = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8, device="cpu")
+    return tensor.view(dtype).reshape(shape).to(metadata["device"])
+
+
+def _size_of(packed: object) -> int:
+    """The bytes of compressed data."""
+    if isinstance(packed, tuple | list):
+        return sum(map(_size_of, packed))
+    if isinstance(packed, dict):
+        return sum(map(_size_of, packed.values()))
+    size: int = len(packed) if isinstance(packed, builtins.bytes | str) else getattr(packed, "nbytes", 0)
+    return size

@@ -7,6 +7,7 @@ from tensordict import is_tensor_collection, lazy_stack
 
 from interop.data.arguments import whole
 from interop.data.index import as_int
+from interop.data.pytrees import none_of
 from interop.storages.lists import ListStorage
 
 
@@ -40,26 +41,30 @@ class LazyStackStorage(ListStorage):
     def get(self, index: Any) -> Any:
         """An item for an int, a lazy stack for a slice, sequence, mask or tensor.
 
-        RuntimeError for a stack of no items, or of items with different numbers of batch dims; TypeError for items that
-        are no tensordicts.
+        An index of no items gives a tensordict with a dim of 0 and the entries of the first item, since a lazy stack of
+        none has no entries. RuntimeError while nothing is stored, or for items with different numbers of batch dims;
+        TypeError for items that are no tensordicts.
         """
         index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
         found = super().get(index)
         if as_int(index) is not None:
             return found
-        if not found:
+        if not found and not len(self):
             raise RuntimeError("cannot make a batch of no items")
-        for item in found:
+        for item in found or self._taken([0]):
             if not is_tensor_collection(item):
                 raise TypeError(
                     f"a batch is read as a stack of tensordicts, and a {type(item).__name__} is stored: use ListStorage "
                     "with a collate_fn for other objects"
                 )
+        if not found:
+            [item] = self._taken([0])
+            return none_of(item, self.stack_dim % (item.ndim + 1))
         dims = found[0].ndim
         if any(item.ndim != dims for item in found):
             raise RuntimeError(
                 f"items of batch sizes {sorted({tuple(item.batch_size) for item in found})} cannot be read as one: they "
-                "need the same number of batch dims"
+                "need the same number of batch dims, or a ListStorage with collate_fn=lambda items: items"
             )
         return lazy_stack(found, self.stack_dim % (dims + 1))
 

@@ -24,6 +24,7 @@ from interop.shared.folder import (
     OWN,
     PRIORITIES,
     STATE,
+    USES,
     VALUES,
     Folder,
     check_file,
@@ -35,9 +36,12 @@ from interop.shared.journal import Journal, ReadOnly
 from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
+from interop.storages.kept_values import KeptValues
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.priorities import KeptPriorities
+from interop.storages.uses import KeptUses
 
+_KEPT: dict[str, type[KeptValues]] = {PRIORITIES: KeptPriorities, USES: KeptUses}
 _OF_NOTHING = Layout.of(TensorDict({}, []), 0)
 
 
@@ -106,11 +110,11 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     @classmethod
     def open(cls, scratch_dir: str | os.PathLike[str], mode: Literal["r", "r+"] = "r+") -> Self:
-        """The storage in a folder: rows and length, the writer's cursor and count, and priorities.
+        """The storage in a folder: rows and length, the writer's cursor and count, and the priorities or uses of the rows.
 
         They are those of the last call that returned, or of the call in which a process was killed. A
-        `RoundRobinWriter` that is registered on the storage continues at the cursor, and a `PrioritizedSampler` gets
-        the priorities.
+        `RoundRobinWriter` that is registered on the storage continues at the cursor. A `PrioritizedSampler` gets the
+        priorities; a `ConsumingSampler`, and a `PromptGroupSampler` with `max_uses`, get what was consumed.
 
         Args:
             scratch_dir: the folder.
@@ -144,10 +148,10 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _take_up(self, root: Path, described: Fields, folder: Folder | None) -> None:
         """Continue with the rows, counters and priorities in a folder; without owning it, only to read them."""
         layout, lanes, shapes = _checked(root, described, self._max_size, self.ndim)
-        private, kept = folder is None, [PRIORITIES] if os.path.lexists(root / PRIORITIES) else []
-        priorities = KeptPriorities.size(described.whole("rows") * math.prod(lanes))
+        private, kept = folder is None, [name for name in _KEPT if os.path.lexists(root / name)][:1]
+        size = KeptValues.size(described.whole("rows") * math.prod(lanes))
         if kept:
-            check_file(root / PRIORITIES, priorities)
+            check_file(root / kept[0], size)
         for name in () if private else (*shapes, STATE, *kept):
             reserve_again(root / name)
         self.journal, self.reopened = Journal(), True
@@ -156,8 +160,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             tensors = [from_file(root / name, shape, spec.dtype, private=private) for (name, shape), spec in mapped]
             self.adopt(layout, TorchRows(tensors, lanes, mapped=True))
         if kept:
-            memory = Memory(priorities, root / PRIORITIES, private=private)
-            self.priorities = KeptPriorities(memory, self.per_row, self.ring, folder, opened=True)
+            memory = Memory(size, root / kept[0], private=private)
+            self.priorities = _KEPT[kept[0]](memory, self.per_row, self.ring, folder, opened=True)
         if private and self.layout is not None and self.layout.values is not None:
             self.layout.values.map()
         journal, memory = self._new_journal(), Memory(os.path.getsize(root / STATE), root / STATE, private=private)
@@ -315,7 +319,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         row = sum(share.bytes or 0 for share in shares) // max(lead[0], 1)
         shares.append(Share("file", STATE, place, self._state_size(row, len(layout.leaves), lead)))
         if any(buffer.sampler.KEPT for buffer in self.buffers()):
-            shares.append(Share("file", PRIORITIES, place, KeptPriorities.size(math.prod(lead))))
+            shares.append(Share("file", PRIORITIES, place, KeptValues.size(math.prod(lead))))
+        if any(buffer.sampler.keeps_uses for buffer in self.buffers()):
+            shares.append(Share("file", USES, place, KeptValues.size(math.prod(lead))))
         return shares
 
     def _values_folder(self) -> Path | None:
@@ -340,27 +346,44 @@ class LazyMemmapStorage(LazyTensorStorage):
             self.journal.drop_extra()
             self._make_files(_OF_NOTHING, (self.row_count, *self.lanes))
 
-    # ------------------------------------------------------------------ priorities
+    # ------------------------------------------------------------------ priorities or uses
 
     def kept_priorities(self) -> KeptPriorities | None:
+        kept = self._kept_in(PRIORITIES)
+        return kept if isinstance(kept, KeptPriorities) else None
+
+    def kept_uses(self) -> KeptUses | None:
+        kept = self._kept_in(USES)
+        return kept if isinstance(kept, KeptUses) else None
+
+    def _kept_in(self, name: str) -> KeptValues | None:
+        """What the file keeps, or the other file where it cannot be made."""
+        found: KeptValues | None = self.priorities
         if self.folder is None:
-            return self.priorities  # of a storage that is only read, if any
+            return found  # of a storage that is only read, if any
         if not self.folder.is_here:
             return None  # they are those of a sampler of the owner
-        if self.priorities is None and self.rows is not None:
-            self.folder.add(PRIORITIES, KeptPriorities.size(self.max_size))
-            self._map_priorities(self.folder)
-        return self.priorities
+        if self.rows is None or isinstance(found, _KEPT[name]):
+            return found
+        if found is not None:
+            self.journal.drop_extra()
+            for other in _KEPT:
+                self.folder.drop(other)
+        self.folder.add(name, KeptValues.size(self.max_size))
+        return self._map_kept(self.folder, name)
 
     def find_priorities(self) -> None:
-        """Map the priorities that the owner keeps, so that this worker saves those that it overwrites."""
+        """Map the values that the owner keeps, so that this worker saves those that it overwrites."""
         if self.priorities is None and self.folder is not None and self.journal.has_extra:
-            self._map_priorities(self.folder)
+            for name in _KEPT:
+                if os.path.lexists(self.folder.path / name):
+                    self._map_kept(self.folder, name)
 
-    def _map_priorities(self, folder: Folder) -> None:
-        memory = Memory(KeptPriorities.size(self.max_size), folder.path / PRIORITIES)
-        self.priorities = KeptPriorities(memory, self.per_row, self.ring, folder)
-        self.journal.keep_extra(8 * self.per_row, self.priorities.by_row)
+    def _map_kept(self, folder: Folder, name: str) -> KeptValues:
+        memory = Memory(KeptValues.size(self.max_size), folder.path / name)
+        kept = self.priorities = _KEPT[name](memory, self.per_row, self.ring, folder)
+        self.journal.keep_extra(8 * self.per_row, kept.by_row)
+        return kept
 
     # ------------------------------------------------------------------ other processes
 

@@ -52,7 +52,7 @@ class Storage(Aliases, Seeded):
     generations: Any = None  # how often each row was written, if a writer counts that
     journal: Journal  # rolls back unfinished writes; does nothing until it is started
     _counters: torch.Tensor | None = None  # shared memory of the ring, if there is no journal
-    priorities: Any = None  # of the items, if they are kept in a file
+    priorities: Any = None  # or uses of the items, if they are kept in a file
     reopened = False  # whether the rows were written by an earlier process
     _watched = False  # whether writes of other processes are reported to samplers
     _seen: tuple[int, int, int, int] | None = None  # the counts when the lock was last released, if so
@@ -249,6 +249,13 @@ class Storage(Aliases, Seeded):
         """The file with the priorities of the items, made if needed; None for storages that end with the process."""
         return None
 
+    def kept_uses(self) -> Any:
+        """The file with the uses of the items, made if needed; None for storages that end with the process.
+
+        There is one of both files: this one replaces that of the priorities, and the other way round.
+        """
+        return None
+
     @property
     def tracks_writes(self) -> bool:
         """Whether the ring counts every write."""
@@ -282,6 +289,7 @@ class Storage(Aliases, Seeded):
         if not len(self):
             raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
         device = "cpu" if self._rng is None else self._rng.device
+        batch_size = whole("batch_size", batch_size, least=0)
         slots = torch.randint(len(self), (batch_size,), generator=self._rng, device=device)
         return slots if self.ndim == 1 else torch.unravel_index(slots, self.shape or ())
 

@@ -130,7 +130,7 @@ class Crop(ImageTransform):
     ) -> None:
         super().__init__(in_keys, out_keys)
         self.w, self.h = _sizes(w, h)
-        self.top, self.left = top, left
+        self.top, self.left = whole("top", top, least=-(2**31)), whole("left", left, least=-(2**31))
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
         return _window(self._check(observation), self.top, self.left, self.w, self.h)

@@ -314,13 +314,17 @@ class RunningNorm(Transform):
         return self
 
     def to_observation_norm(self) -> Compose | ObservationNorm:
-        """A fixed transform with the current statistics; a chain for several entries."""
-        loc, scale, names = self.loc, self.scale, zip(self.in_keys, self.out_keys, strict=True)
-        fixed = [
-            ObservationNorm(loc[key], scale[key], [key], [name], standard_normal=True, eps=self.eps)
-            for key, name in names
-            if key in loc.keys(True)
-        ]
+        """A fixed transform with the current statistics; a chain for several entries.
+
+        RuntimeError where an entry has no statistics yet. Of entries that may be missing one is enough.
+        """
+        statistics, dtype, fixed = self._statistics, torch.get_default_dtype(), []
+        for key, name in zip(self.in_keys, self.out_keys, strict=True):
+            if key not in statistics and self.missing_tolerance and statistics:
+                continue
+            kept = self._moments(key, statistics)
+            loc, scale = kept.mean.to(dtype), self._deviation(kept.variance).to(dtype)
+            fixed.append(ObservationNorm(loc, scale, [key], [name], standard_normal=True, eps=self.eps))
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
     @property

@@ -9,6 +9,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.checkpoint.state import Entries, LoadOptions, integers
+from interop.data.by_item import set_expanded
 from interop.data.index import as_int, as_tensor
 from interop.data.layout import Layout, stack_items
 from interop.data.pytrees import each_leaf, lead_of
@@ -262,6 +263,10 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         layout = getattr(self._storage, "fixed_layout", None)
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
+        if -1 in data.batch_size:  # a lazy stack of items of unlike lengths
+            stamped = shallow(data)
+            set_expanded(stamped, "index", torch.as_tensor(rows))
+            return stamped
         rows = expanded(rows, data.batch_size)
         entries = None if layout is None else entries_of(data)
         if entries is not None:
@@ -273,7 +278,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
     def note(self, data: Any, rows: Any) -> None:
         if isinstance(data, TensorDictBase) and not data.is_locked:
-            data.set("index", expanded(rows, data.batch_size).clone())
+            set_expanded(data, "index", torch.as_tensor(rows))
 
     def _nothing(self) -> Tensor:
         return torch.zeros(

@@ -236,7 +236,7 @@ def test_it_can_be_differentiated() -> None:
     ("change", "error", "text"),
     [
         ({"n": 0}, ValueError, "n must be at least 1"),
-        ({"n": 2.0}, TypeError, "n must be an int"),
+        ({"n": 2.5}, TypeError, "n must be an int"),
         ({"ends": np.zeros(7, np.float32)}, TypeError, "ends must be bool"),
         ({"ends": np.zeros((7, 1), bool)}, ValueError, r"ends has the shape \[7, 1\], rewards have \[7\]"),
         ({"gamma": 1j}, TypeError, "gamma must be real"),

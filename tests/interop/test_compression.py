@@ -1,5 +1,6 @@
 """What CompressedListStorage keeps of an item: nothing is lost, and memory is saved."""
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -228,11 +229,93 @@ def test_functions_come_in_pairs():
         CompressedListStorage(3, compression_fn=3, decompression_fn=3)
 
 
-def test_functions_must_return_tensors():
-    storage = CompressedListStorage(3, compression_fn=lambda tensor: b"", decompression_fn=lambda kept, metadata: kept)
-    with pytest.raises(TypeError, match="compression_fn must return a tensor"):
-        storage.set(0, torch.zeros(3))
-    assert len(storage) == 0
+def raw_of(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def tensor_of(raw, metadata):
+    flat = torch.frombuffer(bytearray(raw), dtype=metadata["dtype"]) if raw else torch.zeros(0, dtype=metadata["dtype"])
+    return flat.reshape(metadata["shape"])
+
+
+# Each compresses the bytes of a tensor without loss, and gives back what its name says.
+TO = {
+    "bytes": lambda raw: zlib.compress(raw.tobytes()),
+    "bytearray": lambda raw: bytearray(zlib.compress(raw.tobytes())),
+    "memoryview": lambda raw: memoryview(zlib.compress(raw.tobytes())),
+    "array": lambda raw: np.frombuffer(zlib.compress(raw.tobytes()), np.uint8),
+    "tensor": lambda raw: torch.frombuffer(bytearray(zlib.compress(raw.tobytes())), dtype=torch.uint8),
+    "several": lambda raw: {
+        "codec": "zlib",
+        "parts": [zlib.compress(raw.tobytes())],
+        "count": (raw.size, np.float32(1)),
+    },
+}
+BACK = {
+    "tensor": tensor_of,
+    "array": lambda raw, metadata: tensor_of(raw, metadata).numpy(),
+    "bytes": lambda raw, metadata: bytes(raw),
+    "bytearray": lambda raw, metadata: bytearray(raw),
+}
+
+
+def restored_by(back):
+    def decompress(kept, metadata):
+        kept = kept["parts"][0] if isinstance(kept, dict) else kept
+        return BACK[back](zlib.decompress(kept if isinstance(kept, bytes) else bytes(np.asarray(kept))), metadata)
+
+    return decompress
+
+
+@pytest.mark.parametrize("back", BACK)
+@pytest.mark.parametrize("to", TO)
+def test_functions_of_any_form(to, back, tmp_path):
+    made = {"compression_fn": lambda tensor: TO[to](raw_of(tensor)), "decompression_fn": restored_by(back)}
+    items = [
+        TensorDict({"a": torch.arange(6.0).reshape(2, 3) + n, "below": {"b": torch.arange(n)}, "text": "x"}, [])
+        for n in range(3)
+    ] + [torch.arange(1000), extreme(torch.float64), torch.zeros(0, 4), torch.tensor(True)]
+    storage = CompressedListStorage(9, **made)
+    storage.set(list(range(len(items))), items)
+    storage.dumps(tmp_path / "checkpoint")
+    states = tmp_path / "state.pt"
+    torch.save(storage.state_dict(), states)
+    loaded, opened = CompressedListStorage(9, **made), CompressedListStorage(9, **made)
+    loaded.loads(tmp_path / "checkpoint")
+    opened.load_state_dict(torch.load(states, weights_only=True))
+    for each in (storage, loaded, opened):
+        for slot, item in enumerate(items):
+            check_same(each.get(slot), item)
+        assert each.bytes() == storage.bytes() > 0
+
+
+def test_what_was_compressed_is_owned():
+    taken = bytearray(24)
+
+    def into_one_memory(tensor):
+        taken[:] = raw_of(tensor).tobytes()
+        return {"raw": taken, "view": memoryview(taken), "array": np.frombuffer(taken, np.uint8)}
+
+    for part in ("raw", "view", "array"):
+        storage = CompressedListStorage(
+            3, compression_fn=into_one_memory, decompression_fn=lambda kept, metadata, part=part: bytes(kept[part])
+        )
+        storage.set([0, 1], [torch.arange(3), torch.arange(3) + 5])
+        check_same(storage.get(0), torch.arange(3))
+
+
+def test_functions_must_return_data():
+    for wrong in (object(), {1, 2}, np.array([object()]), [object()]):
+        storage = CompressedListStorage(
+            3, compression_fn=lambda tensor, wrong=wrong: wrong, decompression_fn=lambda kept, metadata: kept
+        )
+        with pytest.raises(TypeError, match="compression_fn must return bytes, a tensor or an array"):
+            storage.set(0, torch.zeros(3))
+        assert len(storage) == 0
+    storage = CompressedListStorage(3, compression_fn=torch.clone, decompression_fn=lambda kept, metadata: b"12345")
+    storage.set(0, torch.zeros(3))
+    with pytest.raises(ValueError, match=r"5 bytes, a tensor of torch.float32 \[3\] has 12"):
+        storage.get(0)
     storage = CompressedListStorage(3, compression_fn=torch.clone, decompression_fn=lambda kept, metadata: None)
     storage.set(0, torch.zeros(3))
     with pytest.raises(TypeError, match="decompression_fn must return a tensor"):

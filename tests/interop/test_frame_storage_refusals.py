@@ -165,7 +165,7 @@ def test_data_without_the_frames_that_were_named_is_refused_and_fixes_nothing(op
     ("options", "error", "says"),
     [
         ({"padding": "reset"}, ValueError, "'first' or 'zero'"),
-        ({"stack_dim": 1.0}, TypeError, "stack_dim must be an int"),
+        ({"stack_dim": 1.5}, TypeError, "stack_dim must be an int"),
         ({"obs_key": ["a", "a"]}, ValueError, "each once"),
         ({"obs_key": 1.5}, TypeError, "a name or a tuple of names"),
     ],

@@ -247,7 +247,7 @@ def test_arguments_that_are_refused():
     ("entry", "error", "words"),
     [
         ({"other": torch.zeros(4)}, KeyError, "prompt_id"),
-        ({"prompt_id": torch.zeros(4)}, TypeError, "float32"),
+        ({"prompt_id": torch.zeros(4) + 0.5}, TypeError, "float32"),
         ({"prompt_id": TensorDict({"id": torch.zeros(4)}, [4])}, KeyError, "'prompt_id' is not stored as a tensor"),
         ({"prompt_id": torch.zeros(4, 2, dtype=torch.int64)}, ValueError, r"one value an item, it has the shape \[2\]"),
     ],

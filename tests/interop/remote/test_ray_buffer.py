@@ -220,6 +220,8 @@ def indices_lead_home(three: RayReplayBuffer) -> None:
 def priorities_follow_the_law_of_one_buffer(three: RayReplayBuffer) -> None:
     index = filled(three)
     batch = three.sample(16)
+    with pytest.raises(KeyError, match=r"no entry 'td_error'.*did you mean 'td_eror'\?"):
+        three.update_tensordict_priority(batch.exclude("td_error").set("td_eror", torch.rand(16)))
     three.update_tensordict_priority(batch.set("td_error", torch.rand(16) + 0.1))
     stored = index[5:]
     priorities = torch.rand(len(stored)) + 0.1

@@ -87,6 +87,7 @@ INTENDED = {  # patterns of kinds and calls for which TorchRL does something by 
     (".*bool|Binary|.*float32|.*int8", "enumerate|to_one_hot|index"): "lists have the dtype, all dtypes are indices",
     ("OneHot", "index"): "one entry for each vector, as documented",
     ("Multi", "index"): "entries by group, or NotImplementedError",
+    ("OneHot|Multi", "enumerate, mask"): "the values that a mask allows are listed, as those of Categorical",
     ("OneHot, int64|MultiOneHot", "project"): "every member of the dtype can be projected",
     (
         ".*masks?",

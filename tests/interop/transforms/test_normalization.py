@@ -240,3 +240,26 @@ def test_threads_lose_no_update():
         thread.join()
     assert norm.get_extra_state()["'obs'"]["weight"] == 240
     torch.testing.assert_close(norm.loc["obs"], torch.cat(batches).mean(0))
+
+
+@pytest.mark.parametrize("kind", [VecNorm, VecNormV2])
+def test_a_fixed_transform_needs_statistics_of_every_entry(kind):
+    norm = kind(["obs", "x"])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"has no statistics of 'obs' yet: write data"):
+            norm.to_observation_norm()
+        norm.update(TensorDict({"obs": torch.zeros(0, 3), "x": torch.zeros(0)}, [0]))  # no values, no statistics
+    norm.set_missing_tolerance(True)
+    norm.update(TensorDict({"obs": normal(9, 2)}, [9]))
+    assert norm.to_observation_norm().in_keys == ["obs"]
+    norm.set_missing_tolerance(False)
+    with pytest.raises(RuntimeError, match=r"has no statistics of 'x' yet"):
+        norm.to_observation_norm()
+
+
+def test_by_default_one_of_the_entries_is_enough():
+    norm = VecNorm()
+    with pytest.raises(RuntimeError, match=r"has no statistics of 'observation' yet"):
+        norm.to_observation_norm()
+    norm.update(TensorDict({"reward": normal(9, 1)}, [9]))
+    assert norm.to_observation_norm().in_keys == ["reward"]

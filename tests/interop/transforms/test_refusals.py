@@ -111,7 +111,7 @@ def test_writing(transform, error, text):
         (lambda: T.SelectTransform(["a", "b"]), TypeError, "each argument must be a key"),
         (lambda: T.RandomCropTensorDict(0), ValueError, "sub_seq_len must be at least 1"),
         (lambda: T.RandomCropTensorDict(1, generator=0), TypeError, "generator must be"),
-        (lambda: T.CatFrames(2.0, -1), TypeError, "N must be an int"),
+        (lambda: T.CatFrames(2.5, -1), TypeError, "N must be an int"),
         (lambda: T.CatFrames(3, 1), ValueError, "dim must be negative"),
         (lambda: T.CatFrames(3, -1, padding="zeros"), ValueError, "'same' or 'constant', got 'zeros'"),
         (lambda: T.CatFrames(3, -1, out_keys=["a", "b"]), ValueError, "as many"),

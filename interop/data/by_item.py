@@ -1,0 +1,55 @@
+"""Entries of a sample item by item, also of lazy stacks whose items are not alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
+from torch import Tensor
+
+from interop.data.keys import entry_at, missing
+
+
+def column_of(data: TensorDictBase, key: NestedKey) -> Any:
+    """The entry of all items; None where no item has it.
+
+    It is one tensor with the items first, or a list of one tensor an item where their shapes differ. The items of a lazy
+    stack are the tensordicts in it, along any dim. KeyError where only some items have the entry.
+    """
+    if not isinstance(data, LazyStackedTensorDict):
+        return entry_at(data, key)
+    found = [column_of(item, key) for item in data.tensordicts]
+    lacking = [place for place, each in enumerate(found) if each is None]
+    if len(lacking) == len(found):
+        return None
+    if lacking:
+        raise missing(f"item {lacking[0]} of the sample", key, data.tensordicts[lacking[0]])
+    if not all(isinstance(each, Tensor) for each in found):
+        return [_flat(each) for each in found] if all(isinstance(each, Tensor | list) for each in found) else found
+    alike = len({(each.shape, each.dtype, each.device) for each in found}) == 1
+    return torch.stack(found) if alike else found
+
+
+def _flat(values: Tensor | list[Any]) -> Tensor:
+    """All values of an item, whose own rows may be unlike, in one dim."""
+    return torch.cat([_flat(each) for each in values]) if isinstance(values, list) else values.reshape(-1)
+
+
+def rows_of(index: Tensor | Sequence[Tensor], ndim: int) -> Tensor:
+    """The index of each item from a column "index": [items], or [items, ndim] for a storage of several item dims."""
+    if isinstance(index, Tensor):
+        return index
+    rows = torch.stack([each.reshape(-1, ndim)[0] for each in index])
+    return rows[:, 0] if ndim == 1 else rows
+
+
+def set_expanded(data: TensorDictBase, key: NestedKey, value: Tensor) -> None:
+    """Set an entry to a value expanded to the batch dims, with memory of its own, also where those of items are unlike."""
+    if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size:
+        dim, items = data.stack_dim, data.tensordicts
+        rows = value.unbind(dim) if value.ndim > dim else [value] * len(items)
+        for item, row in zip(items, rows, strict=True):
+            set_expanded(item, key, row)
+        return
+    shape = data.batch_size
+    data.set(key, value.reshape((*value.shape, *(1 for _ in shape[value.ndim :]))).expand(shape).clone())
