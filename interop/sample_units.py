@@ -1,16 +1,22 @@
 """Sample units: a batch has each drawn item itself, or the rows around it."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from interop.data.arguments import class_of, whole
-from interop.data.keys import checked_key
-from interop.storages import Storage, columns
+from interop.data.keys import as_path, checked_key
+from interop.data.trajectory_keys import TrajectoryKeys
+from interop.host.trajectories import Trajectories
+from interop.samplers.boundary_keys import BoundaryKeys, NoMarkersError
+from interop.samplers.stored_trajectories import StoredTrajectories
+from interop.storages import Storage
 
+_DONE = ("next", "done")
 _BOUNDARIES = ("pad", "stop", "include_reset")
 
 
@@ -50,19 +56,24 @@ class Sequence(SampleUnit):
       its windows.
 
     Other entries of the info of an anchor are repeated for each row. Windows go around the end of a full ring, and never
-    across the cursor or into rows that were not written. A draw reads the ends of the rows around the anchors:
-    O(batch * window * dilation).
+    across the cursor or into rows that were not written. Episodes are those of `SliceSampler`: all stored markers count, and
+    the rows of interleaved episodes are separate. A draw costs O(batch * window), and looks once at the rows written since
+    the last one.
 
     Args:
         length: rows from the anchor on.
         episode_boundary: "pad" repeats the last row of the episode. "stop" moves the window back so that it ends with the
             episode, and pads where the episode is too short. "include_reset" continues with the next episode. Only then
-            are rows before the anchor of another episode.
-        done_key: the entry that is true for the last row of an episode, one value an item; KeyError at the draw where it
-            is not stored. None for one long episode.
+            are rows before the anchor of another episode. Of interleaved episodes the next one is that of the same ids, and
+            the window pads where there is none.
+        done_key: an entry that is true for the last row of an episode, one value an item. KeyError at the draw where it
+            is not stored; where no marker at all is stored, for the default key. None: no flags count, ids do; without
+            stored ids all is one long episode.
         burn_in: rows before the anchor.
         bootstrap: rows after the `length` rows.
-        dilation: the distance of the rows of a window in the storage.
+        dilation: the distance of the rows of a window in their episode.
+        traj_key: an entry of ids, one value an item, besides the default ones of `SliceSampler`.
+        only_named_keys: only `done_key` and `traj_key` count.
     """
 
     def __init__(
@@ -73,6 +84,9 @@ class Sequence(SampleUnit):
         burn_in: int = 0,
         bootstrap: int = 0,
         dilation: int = 1,
+        *,
+        traj_key: Any = None,
+        only_named_keys: bool = False,
     ) -> None:
         if episode_boundary not in _BOUNDARIES:
             raise ValueError(f"episode_boundary must be one of {', '.join(_BOUNDARIES)}, got {episode_boundary!r}")
@@ -82,17 +96,31 @@ class Sequence(SampleUnit):
         self.burn_in = whole("burn_in", burn_in, least=0)
         self.bootstrap = whole("bootstrap", bootstrap, least=0)
         self.dilation = whole("dilation", dilation)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
+        self._index: StoredTrajectories | None = None  # of the episodes, since the first draw
+
+    def _keys(self) -> TrajectoryKeys | None:
+        """The entries that divide the rows into runs that a window stays in; None for none."""
+        if self.done_key is None and self.traj_key is None and self.only_named_keys:
+            return None
+        is_default = self.done_key is not None and as_path(self.done_key) == _DONE
+        is_named = self.done_key is not None and (not is_default or self.only_named_keys)
+        keys = TrajectoryKeys.chosen(self.traj_key, [self.done_key] if is_named else None, self.only_named_keys)
+        if self.done_key is None or self.episode_boundary == "include_reset":
+            return keys.without_ends()
+        return keys.requiring(as_path(self.done_key)) if is_named else keys
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
         anchors = _coordinates(index, storage)
         rows, count = anchors[0], anchors[0].size
         steps = np.arange(-self.burn_in, self.length + self.bootstrap)
-        before, after = self._room(anchors, storage)
+        run = self._runs(anchors, storage)
         offsets = np.broadcast_to(steps * self.dilation, (count, steps.size))
         if self.episode_boundary == "stop":
-            offsets = offsets - np.minimum(np.maximum(steps[-1] * self.dilation - after, 0), before)[:, None]
-        inside = np.clip(offsets, -before[:, None], after[:, None])
-        found, each = (rows[:, None] + inside) % storage.filled_rows, steps.size
+            offsets = offsets - np.minimum(np.maximum(steps[-1] * self.dilation - run.after, 0), run.before)[:, None]
+        inside = np.clip(offsets, -run.before[:, None], run.after[:, None])
+        found, each = run.rows_at(inside), steps.size
         entries = {
             "sequence_id": np.repeat(np.arange(count), each),
             "step_in_sequence": np.tile(np.arange(each), count),
@@ -107,30 +135,52 @@ class Sequence(SampleUnit):
         new["index"] = places if len(anchors) > 1 else places[0]
         return new["index"], new
 
-    def _room(self, anchors: tuple[np.ndarray, ...], storage: Storage) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows before and after each anchor its window may use."""
-        rows = anchors[0]
-        furthest = (self.length + self.bootstrap - 1) * self.dilation
-        earliest = self.burn_in * self.dilation + (furthest if self.episode_boundary == "stop" else 0)
-        filled = storage.filled_rows
-        before, after = storage.ring.around(rows, filled, storage.row_capacity(None))
-        before, after = np.minimum(before, earliest), np.minimum(after, furthest)
-        if self.done_key is None or self.episode_boundary == "include_reset":
-            return before, after
-        steps = np.arange(-int(before.max(initial=0)), int(after.max(initial=0)))
-        if not steps.size:
-            return before, after
-        near = np.clip(steps, -before[:, None], after[:, None])
-        slots = (rows[:, None] + near) % filled
-        for size, lane in zip((storage.shape or ())[1:], anchors[1:], strict=True):
-            slots = slots * size + lane[:, None]
-        ended = columns.flags(storage, self.done_key, slots)
-        ended &= near == steps
-        return _until(ended[:, steps < 0][:, ::-1], before), _until(ended[:, steps >= 0], after)  # the nearest first
+    def _runs(self, anchors: tuple[np.ndarray, ...], storage: Storage) -> "_Runs":
+        """The runs of rows that the windows of the anchors stay in."""
+        rows, index = anchors[0], self._trajectories(storage)
+        if index is None or (self.episode_boundary == "include_reset" and not index.is_interleaved):
+            filled = storage.filled_rows
+            before, after = storage.ring.around(rows, filled, storage.row_capacity(None))
+            return _Runs(before, after, lambda offsets: (rows[:, None] + offsets) % filled)
+        lane = np.zeros_like(rows)
+        for size, at in zip((storage.shape or ())[1:], anchors[1:], strict=True):
+            lane = lane * size + at
+        times, first, last = index.located(rows, lane)
+        return _Runs(times - first, last - times, lambda offsets: index.rows_at(times[:, None] + offsets))
+
+    def _trajectories(self, storage: Storage) -> Trajectories | None:
+        """The index of a storage; None where nothing divides its rows."""
+        keys = self._keys()
+        if keys is None:
+            return None
+        if self._index is None or self._index.keys.keys != keys:  # the attributes may be set
+            self._index = StoredTrajectories(BoundaryKeys(keys))
+        try:
+            return self._index.of(storage)
+        except NoMarkersError as error:
+            if self.done_key is None or self.episode_boundary == "include_reset":
+                return None
+            raise KeyError(f"{self.done_key!r} is not stored, which says where episodes end: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_index"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._index = None
 
     def __repr__(self) -> str:
-        names = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
+        names = ["length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation"]
+        names += [name for name in ("traj_key", "only_named_keys") if getattr(self, name)]
         return f"Sequence({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+class _Runs(NamedTuple):
+    """How many rows of its run are stored before and after each anchor, [anchors], and the rows at offsets from them."""
+
+    before: np.ndarray
+    after: np.ndarray
+    rows_at: Callable[[np.ndarray], np.ndarray]
 
 
 def expanding(given: Any) -> SampleUnit | None:
@@ -158,11 +208,6 @@ def of_anchors(anchors: Tensor, valid: Tensor | None, values: Tensor) -> tuple[T
     named, group = torch.unique(anchors, dim=0, return_inverse=True)
     highest = values.new_zeros(named.shape[0]).scatter_reduce(0, group, values, "amax", include_self=False)
     return named, highest
-
-
-def _until(ended: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """The room of each row up to its first True in `ended`."""
-    return np.where(ended.any(1), np.minimum(room, ended.argmax(1)), room) if ended.shape[1] else room
 
 
 def _coordinates(index: Any, storage: Storage) -> tuple[np.ndarray, ...]:

@@ -11,6 +11,11 @@ def as_path(key: Any) -> tuple[Any, ...]:
     return key if isinstance(key, tuple) else (key,)
 
 
+def as_key(path: tuple[Any, ...]) -> Any:
+    """The path as users write it: a name for an entry of the root."""
+    return path if len(path) > 1 else path[0]
+
+
 def checked_key(name: str, key: Any) -> Any:
     """The key, or None. TypeError, with the name of the argument, for other than a text or a tuple of texts."""
     if key is None or (as_path(key) and all(isinstance(each, str) for each in as_path(key))):

@@ -24,6 +24,7 @@ class TrajectoryKeys:
         firsts: true in the first row of a trajectory.
         masks: false for padding, which is a trajectory of its own.
         named: those among them that the user named. The others count where they are stored with one value an item.
+        required: those among them that must be stored.
     """
 
     ids: tuple[Path, ...] = IDS
@@ -31,6 +32,7 @@ class TrajectoryKeys:
     firsts: tuple[Path, ...] = FIRSTS
     masks: tuple[Path, ...] = MASKS
     named: frozenset[Path] = frozenset()
+    required: frozenset[Path] = frozenset()
 
     @classmethod
     def chosen(
@@ -61,4 +63,14 @@ class TrajectoryKeys:
         kept = (
             tuple(path for path in group if path in paths) for group in (self.ids, self.ends, self.firsts, self.masks)
         )
-        return TrajectoryKeys(*kept, self.named)
+        return TrajectoryKeys(*kept, self.named, self.required)
+
+    def requiring(self, path: Path) -> "TrajectoryKeys":
+        """The same keys, of which this one must be stored."""
+        return dataclasses.replace(self, required=self.required | {path})
+
+    def without_ends(self) -> "TrajectoryKeys":
+        """The ids alone."""
+        return TrajectoryKeys(
+            self.ids, (), (), (), self.named & frozenset(self.ids), self.required & frozenset(self.ids)
+        )

@@ -111,7 +111,7 @@ def _flags_break(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
 
 
 def codes(ids: np.ndarray) -> np.ndarray:
-    """One number for each item of [items, k] ids, equal where all of the k are. O(items), of several O(items * log items)."""
+    """One number for each item of [items, k] ids, equal where all of the k are. O(items); O(items * log items) for k > 1."""
     if ids.shape[1] == 1:
         return ids[:, 0]
     found = np.zeros(len(ids), np.int64)
@@ -152,17 +152,20 @@ def _last_of_same(ids: np.ndarray) -> np.ndarray:
     return last
 
 
-def grouped(last: np.ndarray) -> np.ndarray:
+def grouped(markers: Markers, last: np.ndarray) -> np.ndarray:
     """The order of items in which those of one trajectory are side by side, the trajectories by their first items.
 
-    `last` is a result of `previous`. O(items * log items).
+    `last` is the result of `previous` for the markers. O(items + trajectories * log trajectories) where ids are within 2^16
+    of each other, O(items * log items) otherwise.
     """
-    first = np.arange(len(last))
-    last = np.where(last < 0, first, last)
-    while (last[first] != first).any():  # the distance to the first item doubles each time
-        first = last[first]
-        last = last[last]
-    return np.argsort(first, kind="stable")
+    order = by_id(
+        codes(markers.ids[:, 0])
+    )  # the items of one id, and so those of each of its trajectories, side by side
+    starts = (last[order] < 0).nonzero()[0]
+    counts = np.diff(starts, append=len(order))
+    by_first = order[starts].argsort()
+    starts, counts = starts[by_first], counts[by_first]
+    return order[np.arange(len(order)) + np.repeat(starts + counts - counts.cumsum(), counts)]
 
 
 def by_id(ids: np.ndarray) -> np.ndarray:

@@ -8,6 +8,9 @@ import itertools
 
 import numpy as np
 
+from interop.host import markers
+from interop.host.markers import Markers
+
 _TABLES = 4  # least lengths for which a table is kept
 _FEW = 4  # starts in one write up to which Python is faster than NumPy
 
@@ -28,23 +31,29 @@ class Trajectories:
         self._tables = {1: _Table()}  # by least length: the trajectories that have ended, in the order of their ends
         self._found: dict[int, np.ndarray] = {}  # results of `stored` since the last write
         self._rows: np.ndarray | None = None  # by place, where trajectories are interleaved
+        self._places: np.ndarray | None = None  # the place of each of these rows, once it was asked for
+        self._by_lane: tuple[np.ndarray, np.ndarray] | None = None  # of `stored` since the last write
 
     @classmethod
-    def interleaved(cls, ids: np.ndarray, rows: np.ndarray, breaks: np.ndarray) -> "Trajectories":
-        """The index of rows in the order of writing with these ids; no row continues one before a break. O(rows)."""
-        last, since = continued(ids), np.zeros(len(ids), np.int64)
-        since[breaks] = breaks
-        last[last < np.maximum.accumulate(since)] = -1
-        order = _by_id(ids)
+    def interleaved(cls, rows: np.ndarray, items: Markers, breaks: np.ndarray) -> "Trajectories":
+        """The index of rows whose trajectories alternate; cost as that of `markers.grouped`.
+
+        Args:
+            rows: int64 [n], the rows of the ring in the order of writing.
+            items: the markers of these rows.
+            breaks: the places among these rows that do not continue the row before.
+        """
+        last = markers.previous(items, breaks)
+        order = markers.grouped(items, last)
         first = (last[order] < 0).nonzero()[0]  # of each trajectory, in this order
-        count = np.diff(first, append=len(ids))
+        count = np.diff(first, append=len(last))
         by_end = order[first + count - 1].argsort()
         first, count = first[by_end], count[by_end]
         stop = count.cumsum()
-        index, starts = cls(len(ids)), np.zeros((len(ids), 1), np.bool_)
+        index, starts = cls(len(last)), np.zeros((len(last), 1), np.bool_)
         starts[stop - count] = True
         index.written(starts)
-        index._rows = rows[order[np.arange(len(ids)) + np.repeat(first + count - stop, count)]]
+        index._rows = rows[order[np.arange(len(last)) + np.repeat(first + count - stop, count)]]
         return index
 
     @property
@@ -56,7 +65,7 @@ class Trajectories:
         """Enter rows behind the newest one; `starts`, bool [n, lanes], marks those that begin a trajectory. O(n)."""
         base, self.now = self.now, self.now + len(starts)
         self.oldest = max(self.oldest, self.now - self.capacity)
-        self._found = {}
+        self._found, self._by_lane = {}, None
         row = starts[:, 0].nonzero()[0] if self.lanes == 1 else None
         if row is not None and row.size <= _FEW:
             times = [self._open.item(0, 1), *(row + base).tolist()]
@@ -108,14 +117,26 @@ class Trajectories:
         found = self.stored()
         return found[:, 2] - np.maximum(found[:, 1], self.oldest) + 1
 
-    def around(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many stored rows of its trajectory precede and follow each row of an index of one lane.
+    def located(self, rows: np.ndarray, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The times of stored items, and the first and the last stored time of the trajectory of each.
 
-        O(rows * log trajectories).
+        O(items * log trajectories); with several lanes also O(trajectories) after a write.
         """
         times, found = self.times_of(rows), self.stored()
-        found = found.take(found[:, 2].searchsorted(times), 0)
-        return times - found[:, 1], found[:, 2] - times
+        if self.lanes == 1:
+            found = found.take(found[:, 2].searchsorted(times), 0)
+        else:
+            if self._by_lane is None:
+                order = np.argsort(found[:, 0], kind="stable")  # those of one lane stay in the order of their ends
+                self._by_lane = order, self._ordinal(found[order, 0], found[order, 2])
+            order, ends = self._by_lane
+            found = found.take(order[ends.searchsorted(self._ordinal(lane, times))], 0)
+        return times, np.maximum(found[:, 1], self.oldest), found[:, 2]
+
+    def _ordinal(self, lane: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Numbers of stored times in lanes, in the order of lanes."""
+        ordinal: np.ndarray = lane * (self.capacity + 1) + (times - self.oldest)
+        return ordinal
 
     def ends(self) -> np.ndarray:
         """bool [stored rows, lanes], the oldest first: whether another trajectory follows. O(rows)."""
@@ -125,12 +146,13 @@ class Trajectories:
         return found
 
     def times_of(self, rows: np.ndarray) -> np.ndarray:
-        """The times of stored rows. O(stored rows) where trajectories are interleaved."""
+        """The times of stored rows. Where trajectories are interleaved the first call after a write is O(stored rows)."""
         if self._rows is None:
             return self.now - 1 - (self.now - 1 - rows) % self.capacity
-        places: np.ndarray = np.empty(len(self._rows), np.int64)
-        places[self._rows] = np.arange(len(places))
-        return places[rows]
+        if self._places is None:
+            self._places = np.empty(len(self._rows), np.int64)
+            self._places[self._rows] = np.arange(len(self._rows))
+        return self._places[rows]
 
     def rows_at(self, times: np.ndarray) -> np.ndarray:
         """The rows of stored times."""
@@ -197,50 +219,3 @@ class _Table:
         found = self.rows
         self._tail -= len(rows)
         return found
-
-
-# ------------------------------------------------------------------ interleaved trajectories
-
-
-def continued(ids: np.ndarray) -> np.ndarray:
-    """Which earlier item each item continues, -1 for none: the last one of its id, unless another id came twice in between.
-
-    So `0, 1, 0, 1` are two interleaved trajectories, and `0, 0, 1, 1, 0, 0` are three. O(items).
-    """
-    order = _by_id(ids)
-    of_one, last = ids[order[1:]] == ids[order[:-1]], np.full(len(ids), -1)
-    last[order[1:][of_one]] = order[:-1][of_one]
-    # Another id came twice since `last` if and only if a previous item has a later `last`.
-    last[1:][last[1:] <= np.maximum.accumulate(last)[:-1]] = -1
-    return last
-
-
-def _by_id(ids: np.ndarray) -> np.ndarray:
-    """Places in the order of ids, equal ones in their own order."""
-    if ids.size and int(ids.max()) - int(low := ids.min()) < 2**16:
-        ids = (ids - low).astype(np.uint16)  # NumPy sorts these in O(n)
-    return np.argsort(ids, kind="stable")
-
-
-class RecentIds:
-    """Detects interleaved trajectories by the ids since one came twice in a row, up to 4,096 of them."""
-
-    def __init__(self) -> None:
-        self._ids: np.ndarray = np.zeros(0, np.int64)
-
-    def interleave(self, ids: np.ndarray, runs: int) -> bool:
-        """Whether one of the next ids continues a trajectory with others in between. O(ids) where ids only rise.
-
-        `runs` is the number of runs of equal ids that begin in these.
-        """
-        if runs + len(self._ids) < 3 and len(ids) > 1 and ids[-1] == ids[-2]:
-            self._ids = ids[-1:].copy()
-            return False
-        every = np.concatenate([self._ids, ids])
-        if (every[1:] < every[:-1]).any():  # otherwise no id comes again later
-            last = continued(every)
-            if ((last >= 0) & (last < np.arange(-1, len(every) - 1))).any():
-                return True
-        again = (every[1:] == every[:-1]).nonzero()[0]
-        self._ids = every[again[-1] + 1 if again.size else 0 :][-4096:].copy()
-        return False

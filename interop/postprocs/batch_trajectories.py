@@ -56,13 +56,14 @@ def batch_trajectories(data: TensorDictBase, time: int, keys: TrajectoryKeys) ->
     rows = Markers.of((count, lanes), *groups)
     starts, order = markers.starts(rows).T, None
     for lane in _maybe_interleaved(rows):
-        last = markers.previous(Markers(rows.ids[:, lane : lane + 1], rows.flags[:, lane : lane + 1]))
+        of_lane = Markers(rows.ids[:, lane : lane + 1], rows.flags[:, lane : lane + 1])
+        last = markers.previous(of_lane)
         if not ((last >= 0) & (last < np.arange(-1, count - 1))).any():
             continue
         if order is None:
             order = np.tile(np.arange(count), (lanes, 1))
             starts = starts.copy()
-        order[lane] = markers.grouped(last)
+        order[lane] = markers.grouped(of_lane, last)
         starts[lane] = last[order[lane]] < 0
     return BatchTrajectories(starts, order, marked_by)
 

@@ -1,80 +1,126 @@
-"""The entries of stored items that mark trajectories: ids, or flags of the ends."""
+"""The entries of stored items that mark trajectories: ids, ends, first items and masks."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from interop.data.keys import as_path
+from interop.data.keys import as_key
+from interop.data.trajectory_keys import Path, TrajectoryKeys
+from interop.host.markers import Markers
 from interop.storages import Storage, columns
 
-_DONE = ("next", "done")
-_DEFAULTS = (((("collector", "traj_ids"),), True), (("episode",), True), ((_DONE,), False))
+
+class NoMarkersError(RuntimeError):
+    """No stored entry says where trajectories end."""
 
 
 class BoundaryKeys:
-    """Finds these entries in a storage and reads them.
+    """Finds the entries of `keys` in a storage and reads them.
 
     Args:
-        traj_key: an integer entry [rows, *lanes]; another value than in the row before begins a trajectory.
-        end_keys: bool entries [rows, *lanes] or [rows, *lanes, 1], True in the last row of a trajectory; the stored ones
-            are combined by or. They count where there is no `traj_key`, or the storage lacks it.
-        any_dtype: whether ends may be floats, which are True unless zero.
+        keys: where to look. Those that are stored with one value an item count together; ids and flags may have any real
+            dtype. Default keys that are stored otherwise, such as flags of several agents, mark nothing.
 
-    By default ("collector", "traj_ids"), "episode" and ("next", "done") are tried in this order.
+    Attributes:
+        found: the entries that the last `find` found.
     """
 
-    def __init__(self, traj_key: Any, end_keys: Sequence[Any] | None, any_dtype: bool = False) -> None:
-        self._any_dtype = any_dtype
-        self._choices: Sequence[tuple[Sequence[Any], bool]] = _DEFAULTS  # keys, and whether they are of ids
-        if traj_key is not None or end_keys is not None:
-            self._choices = [((traj_key,), True)] if traj_key is not None else []
-            self._choices.append((list(end_keys or [_DONE]), False))
-        self.found: tuple[Any, ...] = ()  # by the last `find`
-        self.are_ids = False  # whether the entry that was found has ids
+    def __init__(self, keys: TrajectoryKeys) -> None:
+        self.keys = keys
+        self.found = TrajectoryKeys((), (), (), ())
 
     def find(self, storage: Storage) -> None:
-        """Look for the entries. RuntimeError or TypeError where none can be used."""
-        for keys, are_ids in self._choices:
-            if found := tuple(key for key in keys if columns.has(storage, key)):
-                self.found, self.are_ids = found, are_ids
-                break
-        else:
-            raise RuntimeError(
-                "Could not get a tensordict out of the storage that says where trajectories end: none of "
-                f"{[key for keys, _ in self._choices for key in keys]} is stored in this {type(storage).__name__}. Give "
-                "traj_key, an integer for each item, or end_key, a bool for each"
+        """Look for the entries.
+
+        NoMarkersError, a RuntimeError, where none marks trajectories. RuntimeError or TypeError for a named one that cannot,
+        KeyError for a required one that is not stored.
+        """
+        reasons = {path: self._unfit(storage, path) for path in self.keys.paths()}
+        for path in sorted(self.keys.required):
+            if reasons[path] == "":
+                raise KeyError(f"{as_key(path)!r} is not stored, which says where trajectories end")
+        found = self.keys.only([path for path, reason in reasons.items() if reason is None])
+        if not (found.ids or found.ends or found.firsts):
+            looked_for = [as_key(path) for path in (*self.keys.ids, *self.keys.ends, *self.keys.firsts)]
+            unfit = "".join(f"; {as_key(path)!r} {reason}" for path, reason in reasons.items() if reason)
+            raise NoMarkersError(
+                f"Could not get a tensordict out of the storage that says where trajectories end: none of {looked_for} is "
+                f"stored in this {type(storage).__name__} with one value an item{unfit}. Give traj_key, an id for each "
+                "item, or end_key, a bool for each"
             )
-        for key in self.found:
+        self.found = found
+
+    def _unfit(self, storage: Storage, path: Path) -> str | None:
+        """Why an entry marks nothing, "" where it is not stored; None if it does.
+
+        RuntimeError or TypeError for a named entry that is stored and cannot mark trajectories.
+        """
+        key, is_named, is_id = as_key(path), path in self.keys.named, path in self.keys.ids
+        if not columns.has(storage, key):
+            return ""
+        try:
             value = columns.read(storage, key, np.zeros(1, np.int64))
-            if (value.is_floating_point() or value.is_complex()) and (self.are_ids or not self._any_dtype):
-                raise TypeError(f"{key!r} must be {'integers' if self.are_ids else 'bool'}, got {value.dtype}")
-            if value.numel() != 1 or (self.are_ids and value.ndim > 1):
-                one = "integer, without further dims" if self.are_ids else "bool, with further dims of size 1 at most"
-                raise RuntimeError(
-                    f"{key!r} must have one {one}, for each item of this {storage.ndim}-dimensional storage; items have "
-                    f"shape {list(value.shape[1:])}"
-                )
+        except TypeError:
+            if is_named:
+                raise
+            return "holds text or ragged rows"
+        if value.is_complex():
+            if is_named:
+                raise TypeError(f"{key!r} must be {'integers' if is_id else 'bool'}, got {value.dtype}")
+            return f"is {value.dtype}"
+        if value.numel() == 1 and not (is_named and is_id and value.ndim > 1):
+            return None
+        if is_named:
+            one = "integer, without further dims" if is_id else "bool, with further dims of size 1 at most"
+            raise RuntimeError(
+                f"{key!r} must have one {one}, for each item of this {storage.ndim}-dimensional storage; items have shape "
+                f"{list(value.shape[1:])}"
+            )
+        return f"has items of shape {list(value.shape[1:])}"
 
-    def read(self, storage: Storage, rows: np.ndarray | slice, lanes: int) -> np.ndarray:
-        """Ids, int64, or flags, bool, of stored rows: [n, lanes]."""
-        dtype = np.int64 if self.are_ids else np.bool_
-        found: np.ndarray = _column(storage, self.found[0], rows, lanes).astype(dtype, copy=False)
-        for key in self.found[1:]:
-            found = found | _column(storage, key, rows, lanes).astype(np.bool_, copy=False)
-        return found
+    def read(self, storage: Storage, rows: np.ndarray | slice, lanes: int) -> Markers:
+        """The markers of stored rows: [n, lanes]. O(rows)."""
+        found = dict(zip(self.found.paths(), _columns(storage, self.found.paths(), rows, lanes), strict=True))
+        groups = ([found[path] for path in group] for group in self._groups())
+        count = len(range(*rows.indices(storage.filled_rows))) if isinstance(rows, slice) else len(rows)
+        return Markers.of((count, lanes), *groups)
+
+    def _groups(self) -> tuple[tuple[Path, ...], ...]:
+        return self.found.ids, self.found.ends, self.found.firsts, self.found.masks
 
 
-def _column(storage: Storage, key: Any, rows: np.ndarray | slice, lanes: int) -> np.ndarray:
-    """An entry of rows, [n, lanes]: a copy, or a view of what is stored."""
-    arrays = storage.host_columns([as_path(key)])
-    if arrays is not None and arrays[0] is not None:
-        return arrays[0].reshape(-1, lanes)[rows]
+def _shown(path: Path) -> Any:
+    """The key of a path, as users write it."""
+    return path if len(path) > 1 else path[0]
+
+
+def _columns(storage: Storage, paths: tuple[Path, ...], rows: np.ndarray | slice, lanes: int) -> list[np.ndarray]:
+    """Entries of rows, [n, lanes] each: copies, or views of what is stored."""
+    arrays = storage.host_columns(paths)
+    if arrays is not None and all(array is not None and array.dtype.kind in "biuf" for array in arrays):
+        return [array.reshape(-1, lanes)[rows] for array in arrays if array is not None]
     at = np.arange(storage.filled_rows)[rows] if isinstance(rows, slice) else rows
+    slots = (at[:, None] * lanes + np.arange(lanes)).reshape(-1)
+    return [_numbers(value).reshape(-1, lanes) for value in _read(storage, paths, slots)]
+
+
+def _read(storage: Storage, paths: tuple[Path, ...], slots: np.ndarray) -> list[Tensor]:
+    keys = [as_key(path) for path in paths]
     try:
-        found = columns.read(storage, key, (at[:, None] * lanes + np.arange(lanes)).reshape(-1))
-        return (found != 0 if found.is_floating_point() else found).reshape(-1, lanes).cpu().numpy()
+        found = columns.read_several(storage, keys, slots)
     except (KeyError, RuntimeError) as error:
         raise RuntimeError(
-            f"every item must have one value under {key!r}, which says where trajectories end: {error.args[0]}"
+            f"every item must have one value under each of {keys}, which say where trajectories end: {error.args[0]}"
         ) from error
+    for key, value in zip(keys, found, strict=True):
+        if value.numel() != slots.size:
+            raise RuntimeError(f"every item must have one value under {key!r}, which says where trajectories end")
+    return found
+
+
+def _numbers(value: Tensor) -> np.ndarray:
+    """A tensor as an array of bools, integers or floats that NumPy knows."""
+    found: np.ndarray = (value.to(torch.float64) if value.is_floating_point() else value).cpu().numpy()
+    return found

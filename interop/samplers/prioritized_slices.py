@@ -29,8 +29,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: as for `PrioritizedSampler`.
-        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values, truncated_key, compile: as
-            for `SliceSampler`.
+        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values, truncated_key, compile,
+            only_named_keys: as for `SliceSampler`.
         strict_length: False also allows the first item of each trajectory, which then comes out whole where it is shorter.
         span: on the right as for `SliceSampler`, True for all but the last item; on the left nothing, with a warning.
     """
@@ -57,6 +57,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         compile: bool | dict[str, Any] = False,
         span: Any = False,
         max_priority_within_buffer: bool = False,
+        only_named_keys: bool = False,
     ) -> None:
         SliceSampler.__init__(
             self,
@@ -72,6 +73,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             strict_length=strict_length,
             compile=compile,
             span=span,
+            only_named_keys=only_named_keys,
         )
         if self.span[0]:
             warnings.warn(

@@ -25,7 +25,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     Args:
         num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, truncated_key, strict_length, compile,
-            use_gpu: as for `SliceSampler`; ends and trajectories need nothing else.
+            use_gpu, only_named_keys: as for `SliceSampler`; ends and trajectories need nothing else.
         drop_last: leave out the last trajectories of an epoch where they are fewer than a batch has slices.
         shuffle: False draws trajectories in the order of the storage.
     """
@@ -46,6 +46,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         shuffle: bool = True,
         compile: bool | dict[str, Any] = False,
         use_gpu: Any = False,
+        only_named_keys: bool = False,
     ) -> None:
         SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
         SliceSampler.__init__(
@@ -62,6 +63,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             strict_length=strict_length,
             compile=compile,
             use_gpu=use_gpu,
+            only_named_keys=only_named_keys,
         )
 
     def _forget(self) -> None:

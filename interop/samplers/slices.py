@@ -12,7 +12,8 @@ from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Entries, LoadOptions
 from interop.data import randomness
 from interop.data.arguments import whole
-from interop.data.keys import checked_key
+from interop.data.keys import as_key, checked_key
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
@@ -37,10 +38,11 @@ class SliceSampler(DrawingSampler):
     Args:
         num_slices, slice_len: one of them; the other follows from the batch size, which must be a multiple.
         end_key: bool entry that is True in the last item of a trajectory.
-        end_keys: several of them, combined by or.
-        traj_key: integer entry that is the same for all items of a trajectory; counts before `end_key`. In a storage of
-            one item dim the items of several trajectories may be interleaved, one of each at a time; the first draw after a
-            write then takes O(stored items), which `ndim=2` avoids.
+        end_keys: several of them.
+        traj_key: entry of numbers that is the same for all items of a trajectory. In a storage of one item dim the items of
+            several trajectories may be interleaved, one of each at a time; the first draw after a write then takes
+            O(stored items), which `ndim=2` avoids.
+        only_named_keys: only the keys that are named here count.
         ends, trajectories: the same as tensors, for a storage of one item dim that is full and never written again; they
             need `cache_values`.
         cache_values: accepted; the index of trajectories is always kept and up to date.
@@ -52,8 +54,11 @@ class SliceSampler(DrawingSampler):
             most so many items, or a pair of these.
         use_gpu: accepted; boundaries are kept on the host.
 
-    An edit of a stored marker counts if it is made by `set_`, `update_` or `rb[...] =`, not through a view. By default
-    `("collector", "traj_ids")`, "episode" and ("next", "done") are tried as keys.
+    A trajectory ends where any stored marker says so: where ("collector", "traj_ids"), "traj_ids" or "episode" changes,
+    where ("next", "done"), ("next", "terminated") or ("next", "truncated") is true, before a true "is_init", and where
+    ("collector", "mask") changes. Keys that are named here count besides these, unless `only_named_keys`. After the first
+    draw `traj_key` and `end_key` are the first keys that were found, where none were named. An edit of a stored marker
+    counts if it is made by `set_`, `update_` or `rb[...] =`, not through a view.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class SliceSampler(DrawingSampler):
         compile: bool | dict[str, Any] = False,
         span: Any = False,
         use_gpu: Any = False,
+        only_named_keys: bool = False,
     ) -> None:
         if (num_slices is None) == (slice_len is None):
             raise TypeError(f"give one of num_slices and slice_len, got {num_slices} and {slice_len}")
@@ -84,7 +90,7 @@ class SliceSampler(DrawingSampler):
             raise TypeError(f"compile must be a bool or a dict, got {type(compile).__name__}")
         self.num_slices = None if num_slices is None else whole("num_slices", num_slices)
         self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
-        self.end_key, self.traj_key = checked_key("end_key", end_key), checked_key("traj_key", traj_key)
+        self._end_key, self._traj_key = checked_key("end_key", end_key), checked_key("traj_key", traj_key)
         self.end_keys = None if end_keys is None else [checked_key("end_keys", each) for each in end_keys]
         self.truncated_key = checked_key("truncated_key", truncated_key)
         self.cache_values, self.strict_length = bool(cache_values), bool(strict_length)
@@ -94,6 +100,7 @@ class SliceSampler(DrawingSampler):
         if self.slice_len is not None:
             self._check_span(self.slice_len)
         self._given = ends, trajectories
+        self.only_named_keys = bool(only_named_keys)
         if self.is_static and not cache_values:
             raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
         if self.is_static and any(each is not None for each in (end_key, end_keys, traj_key)):
@@ -102,10 +109,13 @@ class SliceSampler(DrawingSampler):
 
     def _forget(self) -> None:
         """Drop the index of trajectories and all else that was computed for a storage."""
-        keys = self.end_keys if self.end_key is None else [self.end_key]
-        self._source: StoredTrajectories | GivenTrajectories = (
-            GivenTrajectories(*self._given) if self.is_static else StoredTrajectories(BoundaryKeys(self.traj_key, keys))
-        )
+        self._source: StoredTrajectories | GivenTrajectories
+        if self.is_static:
+            self._source = GivenTrajectories(*self._given)
+        else:
+            ends = self.end_keys if self._end_key is None else [self._end_key]
+            keys = TrajectoryKeys.chosen(self._traj_key, ends, self.only_named_keys)
+            self._source = StoredTrajectories(BoundaryKeys(keys))
         self._info = SliceInfo(self.truncated_key)
         self._last: Slices | None = None
 
@@ -132,6 +142,22 @@ class SliceSampler(DrawingSampler):
     def is_static(self) -> bool:
         """Whether `ends` or `trajectories` were given, for a storage that is not written any more."""
         return any(each is not None for each in self._given)
+
+    @property
+    def traj_key(self) -> Any:
+        """The entry of trajectory ids: the named one, or the one that the last draw found; None for none."""
+        keys = self.boundary_keys
+        if self._traj_key is not None or keys is None or not keys.found.ids:
+            return self._traj_key
+        return as_key(keys.found.ids[0])
+
+    @property
+    def end_key(self) -> Any:
+        """The entry that marks ends: the named one, or the one that the last draw found; None for none."""
+        keys = self.boundary_keys
+        if self._end_key is not None or self.end_keys is not None or keys is None or not keys.found.ends:
+            return self._end_key
+        return as_key(keys.found.ends[0])
 
     @property
     def boundary_keys(self) -> BoundaryKeys | None:

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from interop.host.trajectories import RecentIds, Trajectories
+from interop.host import markers
+from interop.host.markers import Markers, RecentItems
+from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import stored
 from interop.storages import Storage
@@ -15,9 +17,9 @@ from interop.storages import Storage
 class StoredTrajectories:
     """Keeps the index of the trajectories of one storage up to date.
 
-    A trajectory ends where the entries of `keys` say so, at the newest row, and at other discontinuities of the ring. An
-    update costs O(rows written since); O(all rows) the first time, after markers were edited, where trajectories are
-    interleaved in one item dim, and for storages with a user's `set`.
+    A trajectory ends where the entries of `keys` say so by the rule of `interop.host.markers`, at the newest row, and at
+    other discontinuities of the ring. An update costs O(rows written since); O(all rows) the first time, after markers were
+    edited, where trajectories are interleaved in one item dim, and for storages with a user's `set`.
     """
 
     def __init__(self, keys: BoundaryKeys) -> None:
@@ -27,21 +29,23 @@ class StoredTrajectories:
         self._of: weakref.ref[Storage] | None = None
         self._counts = 0, 0, 0  # of the ring at the last update
         self._capacity, self._filled = 1, 0  # rows at most, and rows stored at the last update
-        self._markers: np.ndarray = np.zeros((0, 1))  # [rows, lanes]
+        self._markers = Markers.empty(0, 1, 0)
         self._now = 0  # rows read; the row of time t is t % capacity
-        self._recent = RecentIds()
+        self._recent = RecentItems()
+        self._layout: Any = None  # of the items at the last update: other entries may mark trajectories
 
     def of(self, storage: Storage) -> Trajectories:
         """The index, up to date. The lock of the storage is held.
 
         RuntimeError for an empty storage; RuntimeError or TypeError where it does not say where trajectories end.
         """
-        same, counts = self._of is not None and self._of() is storage, storage.ring.counts
+        same, counts, layout = self._of is not None and self._of() is storage, storage.ring.counts, storage.item_layout
+        same = same and layout is self._layout
         if same and counts == self._counts and (storage.tracks_writes or self._is_as_read(storage)):
             return self.index
         size, filled, capacity = stored(storage), storage.filled_rows, storage.row_capacity(None)
         lanes, count = size // filled, counts[0] - self._counts[0]
-        same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self._markers.shape[1])
+        same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self.index.lanes)
         follows = same and self._only_continued(storage, count)
         self._of = None  # an update that raises is made anew by the next call
         self._counts, self._filled = counts, filled
@@ -49,8 +53,8 @@ class StoredTrajectories:
             self.keys.find(storage)
             self._now = storage.ring.cursor if filled == capacity else 0
             self.index, self._capacity = Trajectories(capacity, lanes, self._now), capacity
-            self._markers = np.zeros((0, lanes), np.int64 if self.keys.are_ids else np.bool_)
-            self._recent = RecentIds()
+            self._markers = Markers.empty(0, lanes, len(self.keys.found.ids))
+            self._recent, self._layout = RecentItems(), layout
             self._read(storage, filled, True)
         elif count:
             self._read(storage, count, False)
@@ -81,7 +85,7 @@ class StoredTrajectories:
         filled = self._filled
         at = np.arange(*rows.indices(filled)) if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
         at = at[(at < filled) & ((at - self._now) % self._capacity >= count)]
-        return not at.size or np.array_equal(self.keys.read(storage, at, self._markers.shape[1]), self._markers[at])
+        return not at.size or self.keys.read(storage, at, self.index.lanes).equals(self._markers.at(at))
 
     def _is_as_read(self, storage: Storage) -> bool:
         """Whether the markers of all rows are unchanged. O(all rows)."""
@@ -91,27 +95,27 @@ class StoredTrajectories:
 
     def _read(self, storage: Storage, count: int, first: bool) -> None:
         """Enter the next `count` rows; `first` says that these are all rows."""
-        keys, now, capacity, lanes = self.keys, self._now, self._capacity, self._markers.shape[1]
+        now, capacity, lanes = self._now, self._capacity, self.index.lanes
         start, stop = now % capacity, now % capacity + count
         rows = slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
-        found = keys.read(storage, rows, lanes)
-        if len(self._markers) < (need := min(stop, capacity)):
-            self._markers = np.resize(self._markers, (min(max(need, 2 * len(self._markers)), capacity), lanes))
-        starts = np.empty(found.shape, np.bool_)
-        starts[1:] = found[1:] != found[:-1] if keys.are_ids else found[:-1]
+        found = self.keys.read(storage, rows, lanes)
+        if (known := len(self._markers.flags)) < (need := min(stop, capacity)):
+            self._markers = self._markers.resized(min(max(need, 2 * known), capacity))
         if first:
-            starts[0] = starts[self._breaks(storage)] = True
+            starts = markers.starts(found)
+            starts[self._breaks(storage)] = True
         else:
-            before = self._markers[start - 1]  # -1 is the last row, before row 0
-            starts[0] = found[0] != before if keys.are_ids else before
-        self._markers[rows], self._now = found, now + count
+            before = np.array([(start - 1) % capacity])
+            starts = markers.starts(found, self._markers.at(before))
+        self._markers.put(rows, found)
+        self._now = now + count
         self.version += 1
         interleaved = self.index.is_interleaved
-        if keys.are_ids and storage.ndim == 1 and not interleaved:
-            interleaved = self._recent.interleave(found[:, 0], int(np.count_nonzero(starts)))
+        if self.keys.found.ids and storage.ndim == 1 and not interleaved:
+            interleaved = self._recent.interleave(found, int(np.count_nonzero(starts)))
         if interleaved:
             rows = np.arange(self._now - self._filled, self._now) % capacity
-            self.index = Trajectories.interleaved(self._markers[rows, 0], rows, self._breaks(storage))
+            self.index = Trajectories.interleaved(rows, self._markers.at(rows), self._breaks(storage))
         else:
             self.index.written(starts)
 

@@ -3,7 +3,7 @@
 The caller holds the lock of the storage. A key is a name or a tuple of names; slots are flat, over all items.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,15 @@ def read(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
     return held[tuple(torch.from_numpy(each).to(held.device) for each in np.unravel_index(slots, tuple(shape)))]
 
 
+def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> list[Tensor]:
+    """`read` of several entries; items that are read whole are read once."""
+    if any(storage.column(key) is not None for key in keys):
+        return [read(storage, key, slots) for key in keys]
+    found = _gotten(storage, slots.reshape(-1))
+    values = (_one_entry(found, key) for key in keys)
+    return [value.reshape(*slots.shape, *value.shape[1:]) for value in values]
+
+
 def flags(storage: Storage, key: Any, slots: np.ndarray) -> np.ndarray:
     """Whether an entry of one value an item is true, for the items at slots. ValueError for several values an item."""
     found = read(storage, key, slots)
@@ -85,9 +94,13 @@ def _gotten(storage: Storage, slots: np.ndarray) -> Any:
 
 def _by_item(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
     """`read` by the `get` of the storage."""
-    found = _gotten(storage, slots.reshape(-1))
-    held = torch.stack([_within(item, key) for item in found]) if isinstance(found, list) else _within(found, key)
+    held = _one_entry(_gotten(storage, slots.reshape(-1)), key)
     return held.reshape(*slots.shape, *held.shape[1:])
+
+
+def _one_entry(items: Any, key: Any) -> Tensor:
+    """An entry of a list or batch of items, [items, ...]."""
+    return torch.stack([_within(item, key) for item in items]) if isinstance(items, list) else _within(items, key)
 
 
 def _within(item: Any, key: Any) -> Tensor:

@@ -16,6 +16,7 @@ from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.state import Aliases
 from interop.data.arguments import class_of, whole
+from interop.data.layout import Layout
 from interop.data.randomness import Seeded
 from interop.host.maps import in_shared_memory
 from interop.host.ring import CELLS, Ring
@@ -310,6 +311,11 @@ class Storage(Aliases, Seeded):
     def is_live(self, index: Any) -> bool:
         """Whether `get(index)` returns the stored data itself, not a copy."""
         return True
+
+    @property
+    def item_layout(self) -> Layout | None:
+        """The layout of the items in memory; None for a storage whose items may differ, and before the first write."""
+        return None
 
     def column(self, key: Any) -> torch.Tensor | None:
         """The memory of an entry, [rows, *lanes, ...]; None if entries can only be read by `get`.

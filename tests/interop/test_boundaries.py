@@ -174,7 +174,7 @@ def test_what_is_new_is_read_and_nothing_else(monkeypatch):
 
     def counted(self, storage, rows, lanes):
         found = reading(self, storage, rows, lanes)
-        read.append(len(found))
+        read.append(len(found.flags))
         return found
 
     monkeypatch.setattr(BoundaryKeys, "read", counted)
@@ -346,9 +346,11 @@ def marked(**entries):
     rows = len(next(iter(entries.values())))
     data = TensorDict({"x": torch.arange(rows)}, [rows])
     for key, value in entries.items():
-        data["next", "done" if key == "done" else key] = value if key in ("done", "over", "lost") else torch.zeros(rows)
-        if key not in ("done", "over", "lost"):
-            data[("collector", "traj_ids") if key == "traj_ids" else key] = value
+        if key in ("done", "over", "lost", "truncated", "terminated"):
+            data["next", key] = value
+        else:
+            data[("collector", key) if key in ("traj_ids", "mask") else key] = value
+            data["next", key] = torch.zeros(rows)
     return data
 
 
@@ -365,11 +367,30 @@ MARKS = {
         {"end_keys": [("next", "over"), ("next", "lost"), "absent"]},
         {"over": ENDS & (torch.arange(8) < 3), "lost": (ENDS & (torch.arange(8) > 2))[:, None]},
     ),
-    "ids before ends": ({"traj_key": "id", "end_key": ("next", "done")}, {"id": IDS, "done": ~ENDS}),
+    "ids of floats": ({"traj_key": "id"}, {"id": IDS / 2}),
+    "ends of floats": ({"end_key": ("next", "done")}, {"done": ENDS / 2}),
+    "ids and ends": (
+        {"traj_key": "id", "end_key": ("next", "done")},
+        {"id": IDS.clamp(max=7) // 4 + IDS // 9, "done": ENDS},
+    ),
+    "ids, and ends by default": ({"traj_key": "id"}, {"id": IDS * 0, "done": ENDS | (IDS == 9)}),
+    "ends, and ids by default": ({"end_key": ("next", "over")}, {"over": ENDS & (torch.arange(8) < 3), "episode": IDS}),
+    "ids alone": ({"traj_key": "id", "only_named_keys": True}, {"id": IDS, "done": ~ENDS}),
+    "ends alone": ({"end_key": ("next", "over"), "only_named_keys": True}, {"over": ENDS, "done": ~ENDS}),
     "ends where ids are not stored": ({"traj_key": "absent", "end_key": ("next", "over")}, {"over": ENDS}),
     "done where ids are not stored": ({"traj_key": "absent"}, {"done": ENDS}),
-    "found: of a collector": ({}, {"traj_ids": IDS, "episode": torch.zeros(8, dtype=torch.int64), "done": ~ENDS}),
-    "found: of episodes": ({}, {"episode": IDS, "done": ~ENDS}),
+    "found: of a collector": (
+        {},
+        {"traj_ids": IDS, "episode": torch.zeros(8, dtype=torch.int64), "done": ENDS & False},
+    ),
+    "found: of episodes": ({}, {"episode": IDS, "done": ENDS & False}),
+    "found: of episodes, one value": ({}, {"episode": IDS[:, None]}),
+    "found: first items": ({}, {"is_init": (torch.arange(8) % 7 % 5 % 3 == 0)[:, None]}),
+    "found: time-outs": ({}, {"truncated": ENDS, "done": ENDS & False}),
+    "found: terminal states": ({}, {"terminated": ENDS, "done": ENDS & False}),
+    "found: padding": ({}, {"episode": IDS * 0, "mask": torch.tensor([1, 1, 1, 0, 0, 1, 1, 0], dtype=torch.bool)}),
+    "found: ids and ends together": ({}, {"traj_ids": torch.tensor([0, 0, 0, 0, 0, 5, 5, 5]), "done": ENDS}),
+    "found: agents of one episode": ({}, {"episode": IDS, "done": torch.ones(8, 2, dtype=torch.bool)}),
     "found: done": ({}, {"done": ENDS}),
 }
 

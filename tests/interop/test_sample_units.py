@@ -135,7 +135,7 @@ def test_ends_have_one_value_an_item(shape, dtype):
 def test_items_without_such_ends_are_refused():
     for data, error in (
         ({"obs": torch.zeros(3)}, KeyError),
-        ({"obs": torch.zeros(3), "next": {"done": torch.zeros(3, 2, dtype=torch.bool)}}, ValueError),
+        ({"obs": torch.zeros(3), "next": {"done": torch.zeros(3, 2, dtype=torch.bool)}}, KeyError),
         (torch.zeros(3), KeyError),
     ):
         buffer = ReplayBuffer(storage=LazyTensorStorage(4), sample_unit=Sequence(2), batch_size=2)

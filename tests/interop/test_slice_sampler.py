@@ -109,7 +109,7 @@ def test_done_and_terminated_are_those_stored(form, dtype):
     data["next", "done"] = data["next", "done"].reshape(18, *form).to(dtype)
     data["next", "terminated"] = (torch.arange(18) % 3 == 0).reshape(18, *form).to(dtype)
     data["next", "truncated"] = torch.ones(18, *form, dtype=dtype)
-    buffer = buffer_of(data, SliceSampler(slice_len=2, traj_key="id"))
+    buffer = buffer_of(data, SliceSampler(slice_len=2, traj_key="id", only_named_keys=True))
     batch, info = buffer.sample(200, return_info=True)
     ends = data["next", "done"].reshape(-1).bool()[batch["x"]]
     last = torch.arange(200) % 2 == 1
