@@ -4,26 +4,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf import checks
-from interop.data.keys import as_path, entries_below
+from interop.data.keys import as_path, checked_key
 from interop.postprocs import returns
-from interop.postprocs.multi_step import RolloutKeys, mapped, rollout, transitions
+from interop.postprocs.multi_step import RolloutKeys, rollout
 from interop.transforms.order import follows_in_buffer
 from interop.transforms.transform import Keys, Transform, as_keys, expect_tensor, expect_tensordict, put
+from interop.transforms.waiting_frames import WaitingFrames
 
-_STATE = {"n_steps", "gamma", "frames"}
+_STATE = {"n_steps", "gamma", "frames", "stored", "interleaved"}
 
 
 class MultiStepTransform(Transform):
     """Stores transitions of n steps, as `MultiStep` makes them, of a stream that comes in pieces.
 
-    The last `n_steps` frames wait for those that follow: after k frames max(0, k - n_steps) are stored. `inv` returns None
-    if there are none yet. Reading changes nothing. Time is the last dim of the data; each lane of the other dims is a
-    stream. The waiting frames are part of `state_dict()`, of checkpoints and of the transactions of the buffer.
+    Time is the last dim of the data; each lane of the other dims is a stream. The last `n_steps` frames wait for those that
+    follow: after k frames max(0, k - n_steps) are stored, however the stream is cut. `inv` returns None if there are none
+    yet. Reading changes nothing. The waiting frames are part of `state_dict()`, of checkpoints and of the transactions of
+    the buffer.
+
+    The frames of several trajectories may be interleaved in a lane, such as rows [environments] that are written step by
+    step with ("collector", "traj_ids"). Each trajectory is then a stream of its own. A frame is stored as soon as its
+    `n_steps` steps are known, or its trajectory has ended or can no longer be continued: by a second row of another
+    trajectory since its last one, or 65,536 rows behind it. As long as one row each of several trajectories is known, they
+    may be interleaved, and a frame waits longer than for `n_steps` frames. Of several lanes as many frames are stored as of
+    the one with the fewest.
 
     Args:
         n_steps: at least 1. It may be set later, for the next write.
@@ -31,6 +40,7 @@ class MultiStepTransform(Transform):
         reward_keys, done_key, done_keys: under "next", as for `MultiStep`.
         mask_key: of the mask, which is False for padding.
         last_flags: as for `MultiStep`.
+        traj_key, only_named_keys: as for `MultiStep`.
 
     Frames that do not fit the waiting ones are refused: KeyError for other entries, TypeError for another dtype or entries
     that are no tensors, ValueError for another shape, and in a buffer whose data has time in another dim. Waiting frames
@@ -49,6 +59,8 @@ class MultiStepTransform(Transform):
         done_keys: Any = None,
         mask_key: Any = None,
         last_flags: bool = False,
+        traj_key: Any = None,
+        only_named_keys: bool = False,
     ) -> None:
         super().__init__()
         self.n_steps, self.gamma = n_steps, gamma
@@ -57,7 +69,8 @@ class MultiStepTransform(Transform):
         self.done_keys: Any = ["done", "truncated", "terminated"] if done_keys is None else done_keys
         self.mask_key: Any = "mask" if mask_key is None else mask_key
         self.last_flags = last_flags
-        self._waiting: TensorDictBase | None = None  # never changed in place
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self._waiting = WaitingFrames()
 
     @property
     def n_steps(self) -> int:
@@ -86,34 +99,15 @@ class MultiStepTransform(Transform):
     def inv(self, tensordict: TensorDictBase) -> Any:
         """The complete transitions; None if there are none. The tensordict is not changed."""
         _refuse_other_time(self)
-        new, waiting, keys, n = rollout(self, tensordict), self._waiting, RolloutKeys.of(self), self._n_steps
-        time = new.ndim - 1
-        frames = mapped(new, time, new.shape[time], _detached)
-        if waiting is not None:
-            if waiting.ndim != frames.ndim or waiting.shape[:time] != frames.shape[:time]:
-                raise ValueError(
-                    f"the waiting frames are {list(waiting.shape)}, new ones {list(frames.shape)}: all dims but the last, "
-                    "time, must agree"
-                )
-            frames = _joined(waiting, frames, time)
-        total = frames.shape[time]
-        count, new_is_large = max(total - n, 0), new.shape[time] > n
-        made = transitions(frames, keys, self._gamma, n, count, copy=count < n)  # few rows share no memory with many
-        if waiting is None or new_is_large:
-            frames = mapped(
-                frames, time, total - count, lambda _, leaf: leaf.narrow(time, count, total - count).clone()
-            )
-        elif count:
-            frames = mapped(frames, time, total - count, lambda _, leaf: leaf.narrow(time, count, total - count))
-        self._waiting = frames
-        return made if count else None
+        new, keys, n = rollout(self, tensordict), RolloutKeys.of(self), self._n_steps
+        found, self._waiting = self._waiting.followed_by(new, keys, self._gamma, n)
+        return found
 
     def flush(self) -> TensorDictBase | None:
         """The transitions of the waiting frames as the end of the stream; None if no frames wait. None wait afterwards."""
-        frames, self._waiting = self._waiting, None
-        if frames is None or not frames.shape[-1]:
-            return None
-        return transitions(frames, RolloutKeys.of(self), self._gamma, self._n_steps, frames.shape[-1])
+        found = self._waiting.as_end(RolloutKeys.of(self), self._gamma, self._n_steps)
+        self._waiting = WaitingFrames()
+        return found
 
     def snapshot(self) -> Any:
         return self._waiting
@@ -122,19 +116,19 @@ class MultiStepTransform(Transform):
         self._waiting = snapshot
 
     def forget(self) -> None:
-        self._waiting = None
+        self._waiting = WaitingFrames()
 
     def get_extra_state(self) -> dict[str, Any]:
         """n_steps, gamma, and the waiting frames as plain values."""
-        frames = None if self._waiting is None else _as_plain(self._waiting)
-        return {"n_steps": self._n_steps, "gamma": self._gamma, "frames": frames}
+        return {"n_steps": self._n_steps, "gamma": self._gamma, **self._waiting.as_plain()}
 
     def set_extra_state(self, state: Any) -> None:
         """Continue from a saved state. TypeError or ValueError for a wrong one."""
-        if not isinstance(state, Mapping) or set(state) != _STATE:
+        waiting = {"stored": None, "interleaved": False}  # not in states of earlier versions
+        if not isinstance(state, Mapping) or set(state) | set(waiting) != _STATE:
             raise TypeError(f"the state of a MultiStepTransform has {', '.join(sorted(_STATE))}, got {state!r}")
         n, gamma = checks.as_int("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
-        frames = None if state["frames"] is None else _from_plain(state["frames"])
+        frames = WaitingFrames.from_plain({**waiting, **state})
         self._n_steps, self._gamma, self._waiting = n, gamma, frames
 
     def __repr__(self) -> str:
@@ -305,51 +299,3 @@ def _refuse_other_time(transform: Transform) -> None:
             f"{type(transform).__name__} takes the last dim of what is written for time, and this buffer is extended along "
             f"dim {dim} of {buffer.storage.ndim}: build it with dim_extend={buffer.storage.ndim - 1}, and write [..., time]"
         )
-
-
-def _detached(path: tuple[str, ...], leaf: Any) -> Tensor:
-    """The entry without gradients. TypeError for an entry that is no tensor."""
-    if not isinstance(leaf, Tensor):
-        raise TypeError(f"{path!r} is no tensor, and cannot wait for the frames that follow: leave it out")
-    return leaf.detach() if leaf.requires_grad else leaf
-
-
-def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int) -> TensorDictBase:
-    """The waiting frames and those that follow, on the device of these. Errors for new ones that do not fit."""
-    old = dict(entries_below(waiting))
-
-    def joined(path: tuple[str, ...], leaf: Tensor) -> Tensor:
-        other = old.pop(path, None)
-        if other is None:
-            raise KeyError(f"{path!r} not found in the waiting frames: flush() them before entries change")
-        if leaf.dtype != other.dtype:
-            raise TypeError(f"{path!r} is {leaf.dtype}, in the waiting frames {other.dtype}")
-        if leaf.shape[time + 1 :] != other.shape[time + 1 :]:
-            item, kept = list(leaf.shape[time + 1 :]), list(other.shape[time + 1 :])
-            raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {kept}")
-        return torch.cat([other if other.device == leaf.device else other.to(leaf.device), leaf], time)
-
-    frames = mapped(new, time, waiting.shape[time] + new.shape[time], joined)
-    if old:
-        raise KeyError(f"{sorted(old)} not found in new frames: flush() the waiting ones before entries change")
-    return frames
-
-
-def _as_plain(data: TensorDictBase) -> dict[str, Any]:
-    """A tensordict as dicts, lists and tensors."""
-    entries = {key: value if isinstance(value, Tensor) else _as_plain(value) for key, value in data.items()}
-    return {"batch": list(data.batch_size), "entries": entries}
-
-
-def _from_plain(plain: Any) -> TensorDictBase:
-    """The tensordict of a result of `_as_plain`. TypeError or ValueError for other values."""
-    if not isinstance(plain, Mapping) or set(plain) != {"batch", "entries"}:
-        raise TypeError(f"frames have batch and entries, got {plain!r}")
-    entries = {
-        key: value.clone() if isinstance(value, Tensor) else _from_plain(value)
-        for key, value in plain["entries"].items()
-    }
-    try:
-        return TensorDict(entries, plain["batch"])
-    except RuntimeError as error:
-        raise ValueError(f"frames of batch size {plain['batch']} do not fit: {error}") from error
