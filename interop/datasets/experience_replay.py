@@ -142,7 +142,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         of = {"kind": kind, "schema": _SCHEMA, "of": record_of(base).get("made")}
 
         def make(scratch: Path) -> dict[str, Any]:
-            rows = split(self._open(base, ImmutableDatasetWriter()), scratch / "data")
+            storage = self._open(base, ImmutableDatasetWriter())
+            rows = split(storage, scratch / "data", self._source.trajectory_ids)
             return {"rows": rows, "made": secrets.token_hex(8)}
 
         with damage_of(self.data_path):

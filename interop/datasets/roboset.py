@@ -36,6 +36,7 @@ class RobosetSource(Source):
     """RoboSet files whose paths start with the id. Their groups `Trial<number>` are demonstrations."""
 
     family: ClassVar[str] = "roboset"
+    trajectory_ids: ClassVar[Sequence[tuple[str, ...]]] = (("seed",),)  # the file: trials of several have one number
 
     def download(self, folder: Path) -> Mapping[str, str]:
         if self.dataset_id not in IDS:

@@ -40,6 +40,7 @@ class Source(ABC):
     dataset_id: str
 
     family: ClassVar[str]  # subfolder of `~/.cache/fbuf`
+    trajectory_ids: ClassVar[Sequence[tuple[str, ...]]] = ()  # entries of ids, besides those that the library knows
 
     @abstractmethod
     def download(self, folder: Path) -> Mapping[str, str]:

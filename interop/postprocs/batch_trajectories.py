@@ -9,9 +9,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from interop.data.keys import as_key
 from interop.data.trajectory_keys import Path, TrajectoryKeys
 from interop.host import markers
-from interop.host.markers import Markers
+from interop.host.markers import PADDING, Markers
 
 
 class BatchTrajectories(NamedTuple):
@@ -215,6 +216,24 @@ def trajectories_of(rows: Markers, marked_by: TrajectoryKeys, breaks: np.ndarray
     return BatchTrajectories(starts, order, marked_by)
 
 
+def rows_by_trajectory(marks: StepMarks) -> tuple[np.ndarray | None, np.ndarray]:
+    """The rows of trajectories one after the other, without padding, by their places in the flat batch; and their lengths.
+
+    Time is the last dim. None in place of the rows where these are all, in their own order.
+    """
+    rows = marks.rows()
+    found, (count, lanes) = trajectories_of(rows, marks.keys), rows.flags.shape
+    starts, order = found.starts.reshape(-1), None
+    if found.order is not None:
+        order = (found.order + np.arange(lanes)[:, None] * count).reshape(-1)
+    padding = (rows.flags.T.reshape(-1) & PADDING) != 0
+    if padding.any():
+        order = np.arange(starts.size) if order is None else order
+        kept = ~padding[order]
+        order, starts = order[kept], starts[kept]
+    return order, np.diff(starts.nonzero()[0], append=starts.size)
+
+
 def maybe_interleaved(rows: Markers) -> list[int]:
     """The lanes in which an id comes again after another one."""
     if not rows.ids.shape[-1] or len(rows.ids) < 3:
@@ -242,11 +261,13 @@ def _entry(data: TensorDictBase, path: Path, batch: torch.Size, is_named: bool) 
         return value
     if not is_named:
         return None
+    key = as_key(path)
     if value is None:
-        raise KeyError(f"{path!r} is not in the tensordict, which says where trajectories end")
+        raise KeyError(f"{key!r} is not in the tensordict, which says where trajectories end")
     if not isinstance(value, Tensor) or value.is_complex():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{path!r} must be a tensor of real numbers or bools, got {kind}")
+        raise TypeError(f"{key!r} must be a tensor of real numbers or bools, got {kind}")
     raise ValueError(
-        f"{path!r} must have one value a step: the steps are {list(batch)}, it has the shape {list(value.shape)}"
+        f"{key!r} has the shape {list(value.shape)}, the rows have {list(batch)}: give the key of an entry with one value a "
+        "row, which says where trajectories end"
     )

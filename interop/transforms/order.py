@@ -5,10 +5,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from interop.postprocs.batch_trajectories import StepMarks
+
 if TYPE_CHECKING:  # storages of ensembles hold chains
+    from interop.sample_units import SampleUnit
     from interop.samplers import Sampler
     from interop.storages import Storage
     from interop.transforms.chain import Compose
@@ -25,31 +29,45 @@ class HasTransforms(Protocol):
     def transform(self) -> "Compose": ...
     @property
     def dim_extend(self) -> int: ...
+    @property
+    def sample_unit(self) -> "SampleUnit | None": ...
 
 
 class Order:
     """The slots of a batch, and the cursor at the time it was read. Made under the lock.
 
     Args:
-        storage, sampler: of the buffer.
+        storage, sampler, sample_unit: of the buffer.
         index: slots or a tuple of coordinates that the sampler drew; without `info`, an index of `rb[...]`.
         info: of the sampler about the batch.
         dim_extend: of the buffer; needed without `info`.
     """
 
     def __init__(
-        self, storage: "Storage", index: Any, info: dict[Any, Any] | None, sampler: "Sampler", dim_extend: int = 0
+        self,
+        storage: "Storage",
+        index: Any,
+        info: dict[Any, Any] | None,
+        sampler: "Sampler",
+        dim_extend: int = 0,
+        sample_unit: "SampleUnit | None" = None,
     ) -> None:
         self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
         self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage.ring.cursor
         self._sampler = sampler
+        self._runs: tuple[Tensor, Tensor] | None = None  # of which run each item is, and which step of it
+        if info is not None:
+            count = (index[0] if isinstance(index, tuple) else index).numel()
+            self._runs = _windows(info, count) if sample_unit is not None else _slices(sampler, info, count)
+            if getattr(sample_unit, "dilation", 1) != 1:
+                self._runs = None
 
     @classmethod
     def of(cls, buffer: HasTransforms, index: Any, info: dict[Any, Any] | None = None) -> "Order | None":
         """The order of a batch of a buffer; None if it has no transforms."""
         if not len(buffer.transform):
             return None
-        return cls(buffer.storage, index, info, buffer.sampler, buffer.dim_extend)
+        return cls(buffer.storage, index, info, buffer.sampler, buffer.dim_extend, buffer.sample_unit)
 
     @property
     def traj_key(self) -> Any:
@@ -57,27 +75,30 @@ class Order:
         return getattr(self._sampler, "traj_key", None)
 
     def follows(self, batch_size: torch.Size, time: int) -> Tensor | None:
-        """Whether each item was stored right after the previous one, bool [..., T - 1], time last.
+        """Whether each item comes right after the previous one, bool [..., T - 1], time last.
 
-        The batch may be reshaped. None if this is unknown: other items, or items with a time dim of their own.
+        The items of a slice or window do, in which the rows of its trajectory may have been stored with those of others in
+        between. Other items do if they were stored one right after the other. The batch may be reshaped. None if this is
+        unknown: other items, or items with a time dim of their own.
         """
         shape = self._shape
-        slots, info = self._slots(shape), self._info or {}
-        ends = info.get(getattr(self._sampler, "truncated_key", None))
-        if batch_size[: slots.ndim] != slots.shape:
+        slots = self._slots(shape)
+        dims = slots.ndim
+        if batch_size[:dims] != slots.shape:
             if batch_size.numel() != slots.numel():
                 return None
-            slots = slots.reshape(batch_size)
-        elif time >= slots.ndim:
+            slots, dims = slots.reshape(batch_size), len(batch_size)
+        elif time >= dims:
             return None
+        if self._runs is not None:
+            number, step = (each.reshape(batch_size[:dims]).movedim(time, -1) for each in self._runs)
+            return (number[..., 1:] == number[..., :-1]) & (step[..., 1:] - step[..., :-1] == 1)
         lanes = shape[1:].numel()
         slots = slots.movedim(time, -1)
         rows, lane = slots // lanes, slots % lanes
         capacity = self._storage.max_size // lanes
         follows = ((rows[..., 1:] - rows[..., :-1]) % capacity == 1) & (lane[..., 1:] == lane[..., :-1])
         follows &= rows[..., 1:] != self._end
-        if ends is not None and ends.numel() == slots.numel():
-            follows &= ~ends.reshape(batch_size[: slots.ndim]).movedim(time, -1)[..., :-1]
         return follows
 
     def _slots(self, shape: torch.Size) -> Tensor:
@@ -91,6 +112,49 @@ class Order:
             return found
         grid = torch.arange(shape.numel(), device="cpu").reshape(shape)
         return grid.transpose(0, self._dim_extend)[self._index]
+
+
+def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
+    """The slice of each item, int64 [count], and its step there, by the info or the last draw; None for no slices.
+
+    Padding is no part of a slice.
+    """
+    key, padding = getattr(sampler, "truncated_key", None), torch.zeros(count, dtype=torch.bool, device="cpu")
+    mask = info.get(("collector", "mask"))
+    if isinstance(mask, Tensor) and mask.numel() == count:
+        padding = ~mask.reshape(-1).cpu()
+    begins = torch.zeros(count, dtype=torch.bool, device="cpu")
+    begins[:1] = True
+    ends = info.get(key)
+    if isinstance(ends, Tensor) and ends.numel() == count:
+        begins[1:] = ends.reshape(-1)[:-1].cpu() | (padding[:-1] & ~padding[1:])
+    elif (lengths := _lengths(sampler, count)) is not None:
+        begins[torch.from_numpy(lengths.cumsum() - lengths)] = True
+    else:
+        return None
+    number, place = begins.cumsum(0), torch.arange(count, device="cpu")
+    step = place - place.where(begins, 0).cummax(0).values
+    return number.where(~padding, -1 - place), step
+
+
+def _lengths(sampler: "Sampler", count: int) -> np.ndarray | None:
+    """How many items of the last batch are of each slice; None for a sampler that draws no slices."""
+    if not hasattr(sampler, "lengths_drawn"):
+        return None
+    if (lengths := sampler.lengths_drawn) is not None:
+        return lengths if lengths.sum() == count else None
+    length, slices = getattr(sampler, "slice_len", None), getattr(sampler, "num_slices", None)
+    length = count // slices if length is None and slices else length
+    return np.full(count // length, length) if length and count % length == 0 else None
+
+
+def _windows(info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
+    """The window of each item, int64 [count], and its step there; None without windows. Padding is no part of one."""
+    number, step, valid = (info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask"))
+    if not all(isinstance(each, Tensor) and each.numel() == count for each in (number, step, valid)):
+        return None
+    place = torch.arange(count, device="cpu")
+    return number.reshape(-1).where(valid.reshape(-1), -1 - place), step.reshape(-1)
 
 
 _current: ContextVar[Order | None] = ContextVar("order", default=None)
@@ -115,6 +179,16 @@ def follows_in_buffer(batch_size: torch.Size, time: int) -> Tensor | None:
     """`Order.follows` of the batch that a buffer is reading; None elsewhere."""
     order = current()
     return None if order is None else order.follows(batch_size, time)
+
+
+def breaks_in_buffer(marks: StepMarks) -> np.ndarray | None:
+    """Which steps of the batch that a buffer reads do not follow the one before them, bool [lanes, T]; None elsewhere."""
+    follows = follows_in_buffer(marks.batch, marks.time)
+    if follows is None:
+        return None
+    found = np.zeros((marks.lanes, marks.batch[marks.time]), np.bool_)
+    found[:, 1:] = ~follows.reshape(marks.lanes, -1).numpy()
+    return found
 
 
 def refuse_several(name: str, batch_size: torch.Size, time: int) -> None:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fbuf import checks
 from interop.data.keys import as_path, checked_key
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.postprocs import returns
+from interop.postprocs.batch_trajectories import SideBySide, StepMarks, keys_of
 from interop.postprocs.multi_step import RolloutKeys, rollout
-from interop.transforms.order import follows_in_buffer
+from interop.transforms.order import breaks_in_buffer
 from interop.transforms.transform import Keys, Transform, as_keys, expect_tensor, expect_tensordict, put
 from interop.transforms.waiting_frames import WaitingFrames
 
@@ -138,16 +140,20 @@ class MultiStepTransform(Transform):
 class Reward2GoTransform(Transform):
     """Stores returns to the end of the trajectory in place of rewards: G[t] = r[t] + gamma * G[t + 1].
 
-    Reading changes nothing. Time is the last dim of the tensordict. A trajectory ends where ("next", done_key) is true, and
-    with the data. Each line of time must have an end: otherwise rewards that are still to come would be missing.
+    Reading changes nothing. Time is the last dim of the tensordict. A trajectory ends with the data, and where any entry
+    says so, as for `MultiStep`; interleaved ids are separate trajectories. Each line of time must have an end, by a flag or
+    because another trajectory begins: otherwise rewards that are still to come would be missing.
 
     Args:
         gamma: discount, from 0 to 1.
         in_keys: of rewards; ("next", "reward") by default.
         out_keys: where the returns are stored; in place of the rewards by default.
         done_key: under "next".
+        traj_key: an entry of ids, one value a step, besides the default ones.
+        only_named_keys: only `done_key` and `traj_key` mark trajectories.
 
-    KeyError for a missing entry. RuntimeError for a line without an end, and for flags that do not fit the rewards.
+    KeyError for a missing entry, and for a missing `done_key` where nothing else marks trajectories. RuntimeError for a line
+    without an end, and for flags that do not fit the rewards.
     ValueError in a buffer whose data has time in another dim.
     """
 
@@ -159,11 +165,15 @@ class Reward2GoTransform(Transform):
         in_keys: Keys = None,
         out_keys: Keys = None,
         done_key: Any = "done",
+        *,
+        traj_key: Any = None,
+        only_named_keys: bool = False,
     ) -> None:
         found = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
         stored = found if out_keys is None else as_keys("out_keys", out_keys)
         super().__init__(found, stored, in_keys_inv=stored, out_keys_inv=found)
         self.done_key = done_key
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
         value = returns.as_discount(1.0 if gamma is None else gamma)
         self.register_buffer("gamma", torch.tensor(value, dtype=torch.float64, device="cpu"))
 
@@ -175,13 +185,17 @@ class Reward2GoTransform(Transform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         _refuse_other_time(self)
-        time = rollout(self, tensordict).ndim - 1
-        ends = returns.flags(returns.entry(tensordict, ("next", *as_path(self.done_key))))
-        if ends.numel() and not ends.any(time).all():
-            raise RuntimeError(
-                f"No episode ends found to calculate the reward to go: {('next', self.done_key)!r} needs a true step in "
-                f"each of the lines along dim {time} of {list(ends.shape)}. Write whole episodes at once"
-            )
+        time, path = rollout(self, tensordict).ndim - 1, ("next", *as_path(self.done_key))
+        keys = keys_of(self.traj_key, [path], self.only_named_keys)
+        marks = StepMarks.of(tensordict, time, keys)
+        is_optional = path == ("next", "done") and any(marks.keys.groups()[:3])
+        done = tensordict.get(path, None) if is_optional else returns.entry(tensordict, path)
+        device = tensordict.get(self.out_keys_inv[0], done).device
+        if done is None:
+            done = torch.zeros(tensordict.batch_size, dtype=torch.bool, device=device)
+        steps, flags = SideBySide.of(marks, device), returns.flags(done)
+        self._refuse_endless(steps, flags, path)
+        ends = steps.all_stops(flags)
         for source, stored in zip(self.out_keys_inv, self.in_keys_inv, strict=True):
             reward = returns.entry(tensordict, source)
             if ends.shape not in (reward.shape, reward.shape[: time + 1], (*reward.shape[: time + 1], 1)):
@@ -189,17 +203,37 @@ class Reward2GoTransform(Transform):
                     f"{source!r} is {list(reward.shape)} and the flags of ends are {list(ends.shape)}: one for each, or for "
                     "each step, is needed"
                 )
-            tensordict.set(stored, returns.returns_to_go(reward, ends, float(self.gamma), time))
+            found = returns.returns_to_go(steps.arranged(reward), ends, float(self.gamma), time)
+            tensordict.set(stored, steps.restored(found))
         return tensordict
+
+    def _refuse_endless(self, steps: SideBySide, done: Tensor, path: tuple[Any, ...]) -> None:
+        """RuntimeError for a line of time without an end before or at its last step."""
+        time = steps.marks.time
+        if not done.numel():
+            return
+        ended = done.any(time)
+        divided = steps.stops.narrow(time, 0, steps.stops.shape[time] - 1).any(time)  # another trajectory follows
+        flagged = steps.marks.ends()
+        if flagged is not None:
+            divided = divided | flagged.any(time).to(divided.device)
+        divided = divided.reshape(*divided.shape, *(1 for _ in ended.shape[divided.ndim :]))
+        if not (ended | divided.to(ended.device)).all():
+            raise RuntimeError(
+                f"No episode ends found to calculate the reward to go: {path!r} needs a true step in each of the lines "
+                f"along dim {time} of {list(done.shape)}. Write whole episodes at once"
+            )
 
 
 class RewardSum(Transform):
     """The sum of the rewards of each trajectory so far, with the reward of the step itself.
 
     Time is the dim named "time". A step whose "done" is true is the last of its trajectory. The flag is found beside the
-    reward or further out, under "next" first; "terminated" or "truncated" stand in for a missing "done". Without any of
-    them all steps along time are one trajectory. In a batch of a buffer, a sum also begins at each step that was not stored
-    right after the previous one.
+    reward or further out, under "next" first; "terminated" or "truncated" stand in for a missing "done". A trajectory also
+    ends where another entry says so: at ("next", "terminated") or ("next", "truncated"), before a true "is_init", and where
+    ("collector", "traj_ids"), "traj_ids", "episode" or ("collector", "mask") changes. Interleaved ids are separate
+    trajectories. Without any of them all steps along time are one trajectory. In a batch of a buffer, a sum also begins at
+    each step that was not stored right after the previous one of its trajectory.
 
     A large, infinite or NaN reward does not change the sums of other trajectories. Sums of integers and bools are int64.
     O(steps * log steps).
@@ -208,33 +242,47 @@ class RewardSum(Transform):
         in_keys: rewards; ["reward"] by default. In a buffer of transitions these are [("next", "reward")].
         out_keys: where the sums go; beside the rewards as "episode_<name>" by default.
         time_dim: the time dim of the tensordict, if none is named "time".
+        traj_key: an entry of ids, one value a step, besides the default ones.
+        only_named_keys: only `traj_key` and the flag that is found beside the reward mark trajectories.
 
     KeyError for missing rewards and flags, TypeError for rewards that are no tensors, ValueError for shapes that do not fit
     and for data without a time dim.
     """
 
-    def __init__(self, in_keys: Keys = None, out_keys: Keys = None, *, time_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        *,
+        time_dim: int | None = None,
+        traj_key: Any = None,
+        only_named_keys: bool = False,
+    ) -> None:
         found = as_keys("in_keys", "reward" if in_keys is None else in_keys)
         beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in found]
         super().__init__(found, beside if out_keys is None else out_keys)
         self.time_dim = time_dim
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RewardSum", next_tensordict)
         time = self._time(next_tensordict)
-        follows = follows_in_buffer(next_tensordict.batch_size, time)
-        ready = []
+        if self.only_named_keys and self.traj_key is None:
+            keys = TrajectoryKeys((), (), (), ())
+        else:
+            keys = keys_of(self.traj_key, (), self.only_named_keys)
+        marks = StepMarks.of(next_tensordict, time, keys)
+        breaks, orders, ready = breaks_in_buffer(marks), dict[torch.device, SideBySide](), []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             reward = self._get(next_tensordict, key)
             if reward is None:
                 continue
             expect_tensor("RewardSum", key, reward)
-            ends = _ends_of(key, _done(next_tensordict, key), reward)
-            if follows is not None:
-                breaks = ~follows.movedim(-1, time).to(reward.device)
-                breaks = breaks.reshape(*breaks.shape, *(1 for _ in reward.shape[breaks.ndim :]))
-                ends.narrow(time, 0, reward.shape[time] - 1).logical_or_(breaks)
-            ready.append((out_key, returns.running_sums(reward, ends, time)))
+            if reward.device not in orders:
+                orders[reward.device] = SideBySide.of(marks, reward.device, breaks=breaks)
+            steps = orders[reward.device]
+            ends = steps.all_stops(_ends_of(key, _done(next_tensordict, key), reward))
+            ready.append((out_key, steps.restored(returns.running_sums(steps.arranged(reward), ends, time))))
         put("RewardSum", next_tensordict, ready)
         return next_tensordict
 
