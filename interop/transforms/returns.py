@@ -217,7 +217,7 @@ class Reward2GoTransform(Transform):
         flagged = steps.marks.ends()
         if flagged is not None:
             divided = divided | flagged.any(time).to(divided.device)
-        divided = divided.reshape(*divided.shape, *(1 for _ in ended.shape[divided.ndim :]))
+        divided = divided.reshape([*divided.shape, *(1 for _ in ended.shape[divided.ndim :])])
         if not (ended | divided.to(ended.device)).all():
             raise RuntimeError(
                 f"No episode ends found to calculate the reward to go: {path!r} needs a true step in each of the lines "
