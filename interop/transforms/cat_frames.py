@@ -1,5 +1,7 @@
 """Frames of several steps in one entry, never across the end of a trajectory."""
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
@@ -22,6 +24,10 @@ from interop.transforms.transform import (
     expect_tensordict,
     put,
 )
+
+if TYPE_CHECKING:
+    from interop.samplers import StackSampler
+    from interop.transforms.chain import Compose
 
 _IDS = (("sequence_id",),)  # of windows, besides the default ones
 _DONE = ("next", "done")
@@ -82,6 +88,56 @@ class CatFrames(Transform):
         done_key = as_key("done_key", done_key)
         self.done_key = before_key(done_key) or done_key
         self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+
+    def make_rb_transform_and_sampler(
+        self, batch_size: int | None = None, **sampler_kwargs: Any
+    ) -> "tuple[Compose, StackSampler]":
+        """A transform and a sampler for a buffer that stores single frames and gives items with stacks.
+
+        The sampler draws slices of N steps, as many as the batch has items: a batch of size 32 reads 32 * N steps. The
+        transform stacks the frames of each slice, also those under "next", and keeps its newest step. `out_keys` are not
+        stored. Put transforms that make the frames, such as `ToTensorImage`, before it in a `Compose`. For a `ReplayBuffer`:
+        a `TensorDictReplayBuffer` refuses transforms that take rows away.
+
+        The newest step has N - 1 steps before it in its trajectory. To draw the first steps of trajectories too, with padded
+        stacks, pass strict_length=False, pad_output=True, span=(True, False).
+
+        Args:
+            batch_size: accepted; the batch size of the buffer, or of `sample`, counts.
+            **sampler_kwargs: as for `SliceSampler`, without `num_slices` and `slice_len`. `truncated_key` is None by
+                default: flags stay as they are stored, and not every item is an end.
+
+        Returns a `Compose` and a `StackSampler`. ValueError where an entry of `in_keys` is one of `out_keys`, since then no
+        single frame would be stored.
+        """
+        from interop.samplers import StackSampler
+        from interop.transforms.chain import Compose
+        from interop.transforms.keys import ExcludeTransform
+
+        if batch_size is not None:
+            whole("batch_size", batch_size)
+        if both := [key for key in self.in_keys if key in self.out_keys]:
+            raise ValueError(
+                f"CatFrames: {both} are in_keys and out_keys: single frames are to be stored, and their stacks are not. "
+                "Give out_keys of their own"
+            )
+        in_keys, out_keys = (
+            [*keys, *(("next", *as_path(key)) for key in keys)] for keys in (self.in_keys, self.out_keys)
+        )
+        frames = type(self)(
+            self.N,
+            self.dim,
+            in_keys,
+            out_keys,
+            self.padding,
+            self.padding_value,
+            done_key=self.done_key,
+            traj_key=self.traj_key,
+            only_named_keys=self.only_named_keys,
+        )
+        slices = _SlicesAsRows(self.N)
+        made = Compose(slices, frames, _NewestStep(), ExcludeTransform(*out_keys, inverse=True))
+        return made, StackSampler(self.N, **{"truncated_key": None, **sampler_kwargs})
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict if self.as_inverse else self._stacked(next_tensordict)
@@ -193,3 +249,32 @@ class CatFrames(Transform):
 
     def __repr__(self) -> str:
         return f"CatFrames(N={self.N}, dim={self.dim}, keys={self.in_keys})"
+
+
+class _SlicesAsRows(Transform):
+    """Slices of a flat batch as rows, [slices, length]."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        count = next_tensordict.batch_size.numel()
+        if count % self.length:
+            raise ValueError(
+                f"{count} steps are no slices of {self.length}: sample with the StackSampler that was made with this "
+                "transform, and with strict_length=False give pad_output=True"
+            )
+        return next_tensordict.reshape(-1, self.length)
+
+
+class _NewestStep(Transform):
+    """The last step of each row [rows, length] that is no padding of a slice."""
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        order, (rows, length) = current(), next_tensordict.batch_size
+        mask = None if order is None else order.mask
+        if mask is None or mask.numel() != rows * length:
+            return next_tensordict[:, -1]
+        last = mask.reshape(rows, length).long().sum(1).clamp(1) - 1
+        return next_tensordict[torch.arange(rows, device=last.device), last]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop.data.trajectory_keys import MASKS
 from interop.postprocs.batch_trajectories import StepMarks
 
 if TYPE_CHECKING:  # storages of ensembles hold chains
@@ -74,6 +75,12 @@ class Order:
         """The key of trajectory ids, if the sampler uses one."""
         return getattr(self._sampler, "traj_key", None)
 
+    @property
+    def mask(self) -> Tensor | None:
+        """False for the padding of slices, [items]; None without any."""
+        mask = (self._info or {}).get(MASKS[0])
+        return mask.reshape(-1) if isinstance(mask, Tensor) else None
+
     def follows(self, batch_size: torch.Size, time: int) -> Tensor | None:
         """Whether each item comes right after the previous one, bool [..., T - 1], time last.
 
@@ -120,7 +127,7 @@ def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tenso
     Padding is no part of a slice.
     """
     key, padding = getattr(sampler, "truncated_key", None), torch.zeros(count, dtype=torch.bool, device="cpu")
-    mask = info.get(("collector", "mask"))
+    mask = info.get(MASKS[0])
     if isinstance(mask, Tensor) and mask.numel() == count:
         padding = ~mask.reshape(-1).cpu()
     begins = torch.zeros(count, dtype=torch.bool, device="cpu")

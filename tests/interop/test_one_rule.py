@@ -286,7 +286,7 @@ def test_buffers_of_transitions(layout: Layout, marks: str, storage: Any, tmp_pa
 @pytest.mark.slow
 @both
 def test_more_streams(layout: Layout, marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.interop.test_one_rule.SEEDS", range(3, 60))
+    monkeypatch.setattr("tests.interop.test_one_rule.SEEDS", range(3, 12))
     for n in (1, 2, 4):
         test_n_step_returns_of_rollouts(layout, marks, n)
         test_n_step_returns_of_a_stream_in_pieces(layout, marks, n)
