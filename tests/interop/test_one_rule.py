@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from interop import (
+    LazyFrameStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
@@ -225,6 +227,33 @@ def test_stacks_and_sums_of_slices_that_a_buffer_draws(layout: Layout, marks: st
                 assert torch.equal(one["next", "episode_reward"], one["next", "reward"].cumsum(0))
 
 
+def stacked(stream: Stream, count: int) -> TensorDict:
+    """The stream with stacks of `count` frames as observations."""
+    data, shape = stream.data.clone(), stream.data.batch_size
+    before = torch.tensor(stacks(stream, count), dtype=torch.float32).reshape(*shape, count)
+    data["obs"] = before
+    data["next", "obs"] = torch.cat([before[..., 1:], before[..., -1:] + 1], -1)
+    return data
+
+
+@both
+def test_frames_that_are_stored_once(layout: Layout, marks: str) -> None:
+    for stream, count in itertools.product(made(layout, marks), (1, 3)):
+        data, ndim = stacked(stream, count), stream.data.ndim
+        storage = LazyFrameStorage(stream.episode.size // 2, obs_key="obs", stack=count, stack_dim=-1, ndim=ndim)
+        half = LazyTensorStorage(stream.episode.size // 2, ndim=ndim)
+        rb, whole = ReplayBuffer(storage=storage), ReplayBuffer(storage=half)
+        pieces, first = [piece.data.batch_size[-1] for piece in stream.pieces(3, 6)], 0
+        is_interleaved = layout == "steps" and stream.episode[0] != stream.episode[1]
+        refused = pytest.raises(ValueError, match="with rows of others in between")
+        with refused if is_interleaved and count > 1 else nullcontext():
+            for length in pieces:
+                rb.extend(data[..., first : first + length])
+                whole.extend(data[..., first : first + length])
+                first += length
+            assert (rb[:] == whole[:]).all()
+
+
 @pytest.mark.parametrize("marks", ["everything", "ids", "lanes and done"])
 def test_stacks_of_windows_of_interleaved_rows(marks: str) -> None:
     for stream in made("steps", marks):
@@ -295,5 +324,6 @@ def test_more_streams(layout: Layout, marks: str, monkeypatch: pytest.MonkeyPatc
     test_trajectories_as_rows(layout, marks)
     test_returns_to_go_and_sums(layout, marks)
     test_stacks_of_frames(layout, marks)
+    test_frames_that_are_stored_once(layout, marks)
     for key in (("next", "truncated"), None):
         test_stacks_and_sums_of_slices_that_a_buffer_draws(layout, marks, key)
