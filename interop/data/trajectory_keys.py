@@ -64,8 +64,8 @@ class TrajectoryKeys:
 
     def only(self, paths: Sequence[Path]) -> "TrajectoryKeys":
         """Those among `paths`."""
-        kept = (tuple(path for path in group if path in paths) for group in self.groups())
-        return TrajectoryKeys(*kept, self.named, self.required)
+        ids, ends, firsts, masks = (tuple(path for path in group if path in paths) for group in self.groups())
+        return TrajectoryKeys(ids, ends, firsts, masks, self.named, self.required)
 
     def requiring(self, path: Path) -> "TrajectoryKeys":
         """The same keys, of which this one must be stored."""
