@@ -154,8 +154,8 @@ class Buffer:
         slots = self.slots_of(rows)
         index, write = state.trajectories, None
         if self.trajectories is not None and index is not None and count:
-            ends, ids = self.trajectories.ends(batch, self.lanes)
-            write = slices.write(self.sampler, state.sampler, index, state.ring, ring, ends, ids)
+            marks, ids = self.trajectories.marks(batch, self.lanes)
+            write = slices.write(self.sampler, state.sampler, index, state.ring, ring, marks, ids)
         rest, stored = frames.write(self._frames, state.frames, batch, write)
         return BufferState(
             items=storage.write_around(
@@ -236,9 +236,12 @@ class Buffer:
         lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(1, *self.lanes)
         return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane
 
-    def size(self, state: BufferState) -> Int[Array, ""]:
-        """Items stored, over all lanes."""
-        return state.ring.size * self.items_per_row
+    def size(self, state: BufferState) -> Int[Array | np.generic, ""]:
+        """Items stored, over all lanes: an int32, inside jit an array, else a NumPy scalar, for which it waits."""
+        ring = state.ring
+        if isinstance(ring, RingState) and _is_here(ring.counters):
+            return np.int32(np.asarray(ring.counters)[1] * self.items_per_row)  # no program is dispatched
+        return ring.size * self.items_per_row
 
     def clear(self, state: BufferState) -> BufferState:
         """The buffer without items; their memory is kept."""
@@ -271,6 +274,11 @@ class Buffer:
         if (state.trajectories is None) != (self.trajectories is None):
             raise ValueError("the state was made by a buffer with other trajectories")
         frames.belong(self._frames, state.frames, self.capacity, self.items_per_row)
+
+
+def _is_here(counters: Array) -> bool:
+    """Whether the counters of one ring have values that this process can read."""
+    return not isinstance(counters, jax.core.Tracer) and counters.ndim == 1 and counters.is_fully_addressable
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -6,6 +6,7 @@ the number of rows and trajectories.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -16,10 +17,11 @@ from jax import Array
 from jaxtyping import Int, UInt8
 
 from fbuf.fusion import divmod_unsigned, entry, loop_variant, map_entries, part, put, two_or_more, zero_after
-from fbuf.paths import leaf_at, path_of, required_leaf
+from fbuf.paths import Path, leaf_at, path_of, required_leaf
 from fbuf.writers import RingState, backward, onward, wrapped
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; CUT: another trajectory followed without an end
+_FIRST = 4  # in the marks of a written item, beside its kind of end: a trajectory begins with it
 
 Queued = tuple[Array, Array, Array]  # a ring of slots [items + 1], the place of the oldest, and how many there are
 
@@ -38,7 +40,9 @@ class TrajectoryState:
     kind: Array  # [capacity, lanes] uint8, at number % capacity: OPEN, TERMINATED, TRUNCATED or CUT
     latest: Array  # [lanes] int32: the number of the latest trajectory
     is_open: Array  # [lanes] bool: whether the next row continues it
-    id: Array | None  # [lanes]: the id of the latest row; None if items have none
+    id: (
+        Array | tuple[Array, ...] | None
+    )  # [lanes]: the id of the latest row, or each of several; None if items have none
 
 
 @jax.tree_util.register_dataclass
@@ -61,12 +65,14 @@ class Trajectories:
     Args:
         terminated: bool or float; not zero: the trajectory ends with this item, in a terminal state.
         truncated: bool or float; not zero: the trajectory ends with this item, cut short.
-        id: integer; a trajectory begins where it differs from that of the previous row.
+        id: integer or bool; a trajectory begins where it differs from that of the previous row.
         discount: float; zero: the trajectory ends with this item, in a terminal state.
+        first: bool or float; not zero: the trajectory begins with this item.
         endless: without paths: each lane is one trajectory, which never ends.
 
-    At least one is needed. A leaf holds one value an item: its shape is () or of ones only. Each lane has trajectories of
-    its own; within a lane the rows of a trajectory follow each other.
+    Instead of one path a list of paths is taken: each of these leaves counts. At least one is needed. A leaf holds one value
+    an item: its shape is () or of ones only. Each lane has trajectories of its own; within a lane the rows of a trajectory
+    follow each other.
     """
 
     terminated: Any = None
@@ -74,23 +80,38 @@ class Trajectories:
     id: Any = None
     discount: Any = None
     endless: bool = dataclasses.field(default=False, kw_only=True)
+    first: Any = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        paths = [name for name in ("terminated", "truncated", "id", "discount") if getattr(self, name) is not None]
+        names = ("terminated", "truncated", "id", "discount", "first")
+        paths = [name for name in names if getattr(self, name) is not None]
         for name in paths:
-            object.__setattr__(self, name, path_of(name, getattr(self, name)))
+            given = getattr(self, name)
+            # Several paths are kept as a tuple of tuples, which no single path is.
+            several = isinstance(given, list) or (isinstance(given, tuple) and given and isinstance(given[0], tuple))
+            if several and not given:
+                raise ValueError(f"{name} must be a path or a list of at least one path, got {given!r}")
+            path = tuple(path_of(name, one) for one in given) if several else path_of(name, given)
+            object.__setattr__(self, name, path[0] if several and len(path) == 1 else path)
         if self.endless is not (not paths):
             raise ValueError(
-                "trajectories need at least one of terminated, truncated, id and discount: a path into an item; "
+                "trajectories need at least one of terminated, truncated, id, discount and first: a path into an item; "
                 f"or endless=True without any, got endless={self.endless!r} and {paths}"
             )
 
+    def paths(self, name: str) -> tuple[Path, ...]:
+        """The paths of an argument; () for none."""
+        given = getattr(self, name)
+        if given is None:
+            return ()
+        return given if isinstance(given[0], tuple) else (given,)
+
     def init(self, capacity: int, lanes: int, item: Any) -> TrajectoryState:
         """An empty index for items like `item`. TypeError or ValueError for leaves of a wrong kind."""
-        for name in ("terminated", "truncated"):
-            self._leaf(item, name, jnp.bool_, jnp.floating)
-        self._leaf(item, "discount", jnp.floating)
-        held = self._leaf(item, "id", jnp.integer)
+        for name in ("terminated", "truncated", "first"):
+            self._leaves(item, name, jnp.bool_, jnp.floating)
+        self._leaves(item, "discount", jnp.floating)
+        held = self._leaves(item, "id", jnp.integer, jnp.bool_)
         table = (capacity, lanes)
         return TrajectoryState(
             number=jnp.full(table, -1, jnp.int32),
@@ -99,47 +120,68 @@ class Trajectories:
             kind=jnp.zeros(table, jnp.uint8),
             latest=jnp.full(lanes, _modulus(capacity) - 1, jnp.int32),
             is_open=jnp.zeros(lanes, jnp.bool_),
-            id=None if held is None else jnp.zeros(lanes, held.dtype),
+            id=_one_or_several([jnp.zeros(lanes, leaf.dtype) for leaf in held]),
         )
 
-    def ends(self, batch: Any, lanes: tuple[int, ...]) -> tuple[UInt8[Array, "n lanes"], Array | None]:
-        """The kind of end and the id of each item of a batch with leaves [n, *lanes, ...]."""
+    def marks(
+        self, batch: Any, lanes: tuple[int, ...]
+    ) -> tuple[UInt8[Array, "n lanes"], Array | tuple[Array, ...] | None]:
+        """The marks and the ids of each item of a batch with leaves [n, *lanes, ...]: see `kind_of`."""
         shape = (-1, math.prod(lanes))
-        ended = jnp.zeros((jax.tree.leaves(batch)[0].shape[0], shape[1]), jnp.uint8)
-        marks = (
-            (self.truncated, TRUNCATED, True),
-            (self.terminated, TERMINATED, True),
-            (self.discount, TERMINATED, False),
-        )
-        for path, kind, mark in marks:
-            if path is not None:
+        marks = jnp.zeros((jax.tree.leaves(batch)[0].shape[0], shape[1]), jnp.uint8)
+        kinds = (("truncated", TRUNCATED, True), ("terminated", TERMINATED, True), ("discount", TERMINATED, False))
+        for name, kind, mark in kinds:
+            for path in self.paths(name):
                 found = jnp.asarray(leaf_at(batch, path), jnp.bool_).reshape(shape)  # of a float: not zero
-                ended = jnp.where(found if mark else ~found, jnp.uint8(kind), ended)
-        return ended, None if self.id is None else jnp.asarray(leaf_at(batch, self.id)).reshape(shape)
+                marks = jnp.where(found if mark else ~found, jnp.uint8(kind), marks)
+        for path in self.paths("first"):
+            marks |= jnp.asarray(leaf_at(batch, path), jnp.bool_).reshape(shape).astype(jnp.uint8) * np.uint8(_FIRST)
+        return marks, _one_or_several([jnp.asarray(leaf_at(batch, path)).reshape(shape) for path in self.paths("id")])
 
-    def _leaf(self, item: Any, name: str, *kinds: Any) -> Any:
-        path = getattr(self, name)
-        if path is None:
-            return None
-        leaf = required_leaf(name, item, path)
-        if not (hasattr(leaf, "dtype") and any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)):
-            wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise TypeError(f"{name}={path!r} must be {wanted}, got {getattr(leaf, 'dtype', type(leaf))}")
-        if math.prod(leaf.shape) != 1:
-            raise ValueError(f"{name}={path!r} must be one value an item, got shape {leaf.shape}")
-        return leaf
+    def _leaves(self, item: Any, name: str, *kinds: Any) -> list[Any]:
+        found = []
+        for path in self.paths(name):
+            leaf = required_leaf(name, item, path)
+            if not (hasattr(leaf, "dtype") and any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)):
+                wanted = " or ".join(kind.__name__ for kind in kinds)
+                raise TypeError(f"{name}={path!r} must be {wanted}, got {getattr(leaf, 'dtype', type(leaf))}")
+            if math.prod(leaf.shape) != 1:
+                raise ValueError(f"{name}={path!r} must be one value an item, got shape {leaf.shape}")
+            found.append(leaf)
+        return found
 
 
-def written(
-    state: TrajectoryState, ring: RingState, ended: UInt8[Array, "n lanes"], ids: Array | None
-) -> TrajectoryState:
-    """The index after n rows were written; `ring` is the ring before that. O(n)."""
-    capacity, count = state.number.shape[0], ended.shape[0]
+def _one_or_several(leaves: list[Array]) -> Array | tuple[Array, ...] | None:
+    """None, the only leaf, or a tuple of several."""
+    return None if not leaves else leaves[0] if len(leaves) == 1 else tuple(leaves)
+
+
+def kind_of(marks: Array) -> Array:
+    """How items end their trajectory, of the marks that `Trajectories.marks` returns."""
+    return marks & np.uint8(_FIRST - 1)
+
+
+def _begin(marks: Array) -> Array:
+    """Whether a trajectory begins with items, of their marks."""
+    return marks >= np.uint8(_FIRST)
+
+
+def _differ(one: Any, other: Any) -> Array:
+    """Whether one of the ids differs."""
+    differing = [a != b for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
+    return functools.reduce(jnp.logical_or, differing)
+
+
+def written(state: TrajectoryState, ring: RingState, marks: UInt8[Array, "n lanes"], ids: Any) -> TrajectoryState:
+    """The index after n rows with these marks and ids were written; `ring` is the ring before that. O(n)."""
+    capacity, count = state.number.shape[0], marks.shape[0]
     now, at = ring.written[0], jnp.arange(count, dtype=jnp.int32)[:, None]
-    starts = jnp.concatenate([~state.is_open[None], ended[:-1] != OPEN])
+    ended = kind_of(marks)
+    starts = jnp.concatenate([~state.is_open[None], ended[:-1] != OPEN]) | _begin(marks)
     check_ids(state, ids)
-    if ids is not None and state.id is not None:
-        starts |= ids != jnp.concatenate([state.id[None], ids[:-1]])
+    if ids is not None:
+        before = jax.tree.map(lambda last, new: jnp.concatenate([last[None], new[:-1]]), state.id, ids)
+        starts |= _differ(ids, before)
     number = wrapped(
         state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _modulus(capacity)
     )
@@ -167,14 +209,16 @@ def written(
         kind=_put(kinds, entry, kind[kept]),
         latest=number[-1],
         is_open=ended[-1] == OPEN,
-        id=None if ids is None or state.id is None else ids[-1].astype(state.id.dtype),
+        id=jax.tree.map(lambda last, new: new[-1].astype(last.dtype), state.id, ids),
     )
 
 
-def check_ids(state: TrajectoryState, ids: Array | None) -> None:
+def check_ids(state: TrajectoryState, ids: Any) -> None:
     """ValueError if the state keeps ids and items have none, or the other way round."""
-    if (ids is None) != (state.id is None):
-        raise ValueError("the state was made by a buffer with other trajectories: one with ids and one without")
+    if jax.tree.structure(ids) != jax.tree.structure(state.id):
+        raise ValueError(
+            "the state was made by a buffer with other trajectories: one with ids and one without, or with more"
+        )
 
 
 def written_one_by_one(
@@ -182,8 +226,8 @@ def written_one_by_one(
     only_closed: bool,
     state: TrajectoryState,
     ring: RingState,
-    ended: UInt8[Array, "n lanes"],
-    ids: Array | None,
+    marks: UInt8[Array, "n lanes"],
+    ids: Any,
     queued: Queued | None,
     _after: RingState,
 ) -> tuple[TrajectoryState, Array, Queued | None]:
@@ -194,7 +238,7 @@ def written_one_by_one(
     these starts, and with the rows that become starts.
     """
     capacity, lanes = state.number.shape
-    count = ended.shape[0]
+    count = marks.shape[0]
     before = ring
 
     def body(step: Array, held: Any) -> Any:
@@ -202,10 +246,13 @@ def written_one_by_one(
         ring = loop_variant(before, step)
         at, lane = divmod_unsigned(step, lanes)
         now, row = ring.written[0] + at.astype(jnp.uint32), onward(ring.cursor, at, capacity)
-        latest, was_open, kind = entry(state.latest, lane), entry(state.is_open, lane), cell(ended, at, lane)
-        starts = ~was_open
-        if ids is not None and state.id is not None:
-            starts |= cell(ids, at, lane) != entry(state.id, lane)
+        latest, was_open, mark = entry(state.latest, lane), entry(state.is_open, lane), cell(marks, at, lane)
+        kind, starts = kind_of(mark), ~was_open | _begin(mark)
+        if ids is not None:
+            starts |= _differ(
+                jax.tree.map(lambda new: cell(new, at, lane), ids),
+                jax.tree.map(lambda last: entry(last, lane), state.id),
+            )
         number = wrapped(latest.astype(jnp.uint32) + starts, _modulus(capacity))
         left, entered = jnp.bool_(False), jnp.bool_(False)
         if reach is not None:
@@ -238,11 +285,11 @@ def written_one_by_one(
             kind=_set(kinds, there, lane, kind),
             latest=put(state.latest, number, lane),
             is_open=put(state.is_open, (kind == OPEN) & (left >= 0), lane),
-            id=None if ids is None or state.id is None else put(state.id, cell(ids, at, lane), lane),
+            id=jax.tree.map(lambda last, new: put(last, cell(new, at, lane), lane), state.id, ids),
         )
         return state, seen, lost, queued
 
-    zero = zero_after(ended)
+    zero = zero_after(marks)
     held = jax.lax.fori_loop(zero, count * lanes, body, (state, jnp.full(3, zero), zero, queued))
     return held[0], held[2], held[3]
 

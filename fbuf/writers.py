@@ -41,11 +41,30 @@ class Writer(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RingState:
-    """Cursor and size of a ring."""
+    """Cursor and size of a ring: one array, since a call of a program costs a microsecond or more for each."""
 
-    cursor: Array  # [] int32: the row that is written next
-    size: Array  # [] int32: rows in use, always 0 to size - 1
-    written: Array  # [2] uint32: low and high word of how many rows were ever written
+    counters: Array  # [4] uint32: cursor, size, and the low and high word of `written`
+
+    @classmethod
+    def of(cls, cursor: Array, size: Array, written: Array) -> "RingState":
+        """The state with these counters."""
+        parts = [cursor.astype(jnp.uint32)[None], size.astype(jnp.uint32)[None], written.astype(jnp.uint32)]
+        return cls(jnp.concatenate(parts))
+
+    @property
+    def cursor(self) -> Array:
+        """[] int32: the row that is written next."""
+        return self.counters[..., 0].astype(jnp.int32)
+
+    @property
+    def size(self) -> Array:
+        """[] int32: rows in use, always 0 to size - 1."""
+        return self.counters[..., 1].astype(jnp.int32)
+
+    @property
+    def written(self) -> Array:
+        """[2] uint32: low and high word of how many rows were ever written."""
+        return self.counters[..., 2:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +74,14 @@ class RoundRobin(Writer):
     keeps_order = takes_lanes = True
 
     def init(self, capacity: int, item: Any) -> RingState:
-        return RingState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.uint32))
+        return RingState(jnp.zeros(4, jnp.uint32))
 
     def claim(self, state: RingState, batch: Any, count: int, capacity: int) -> tuple[RingState, Int[Array, " count"]]:
         # Unsigned: cursor + offset is below 2 * capacity, which may pass 2^31.
         offsets = jnp.arange(count, dtype=jnp.uint32)
         offsets = offsets % jnp.uint32(capacity) if count > capacity else offsets
         rows = wrapped(state.cursor.astype(jnp.uint32) + offsets, capacity)
-        after = RingState(
+        after = RingState.of(
             cursor=wrapped(state.cursor.astype(jnp.uint32) + jnp.uint32(count % capacity), capacity),
             # size + count may pass 2^31, so it is compared before it is added
             size=jnp.where(state.size >= capacity - min(count, capacity), capacity, state.size + min(count, capacity)),

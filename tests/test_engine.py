@@ -191,7 +191,7 @@ class FunctionalTrajectories:
         self.state = self.rule.init(capacity, lanes, {"end": jax.ShapeDtypeStruct((), np.bool_)})
 
     def write(self, ended: np.ndarray) -> None:
-        kinds, ids = self.rule.ends({"end": jnp.asarray(ended)}, (self.lanes,))
+        kinds, ids = self.rule.marks({"end": jnp.asarray(ended)}, (self.lanes,))
         before = self.ring
         self.ring = self.writer.claim(before, None, len(ended), self.capacity)[0]
         self.state = jax.jit(trajectories.written)(self.state, before, kinds, ids)

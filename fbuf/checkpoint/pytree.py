@@ -96,6 +96,7 @@ def _like(source: Source, like: Any) -> Any:
         if fields.text("name") in saved:
             raise fields.wrong("name", "the path of one leaf", name)
         saved[name] = (fields.text("kind"), fields.array("value"))
+    _join_counters(saved)
     wanted = [(jax.tree_util.keystr(where), leaf) for where, leaf in jax.tree_util.tree_leaves_with_path(like)]
     differences = [f"{name}: only in the checkpoint" for name in saved.keys() - {name for name, _ in wanted}]
     for name, leaf in wanted:
@@ -111,6 +112,19 @@ def _like(source: Source, like: Any) -> Any:
         raise CheckpointMismatch(f"{path} is a state of another buffer: " + "; ".join(sorted(differences)))
     leaves = [_placed(leaf, *saved[name]) for name, leaf in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _join_counters(saved: dict[str, tuple[str, Any]]) -> None:
+    """Put the counters of rings, which earlier versions saved one by one, into one array."""
+    for name in [name for name in saved if name.endswith(".ring.cursor")]:
+        ring = name.removesuffix("cursor")
+        parts = [saved.get(ring + part) for part in ("cursor", "size", "written")]
+        forms = [part and (part[0], tuple(part[1].shape), str(part[1].dtype)) for part in parts]
+        if forms == [("array", (), "int32"), ("array", (), "int32"), ("array", (2,), "uint32")]:
+            arrays = [np.asarray(part[1]).astype(np.uint32).reshape(-1) for part in parts if part is not None]
+            for part in ("cursor", "size", "written"):
+                del saved[ring + part]
+            saved[ring + "counters"] = ("array", np.concatenate(arrays))
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:

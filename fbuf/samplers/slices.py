@@ -336,32 +336,32 @@ def write(
     index: TrajectoryState,
     before: RingState,
     ring: RingState,
-    ended: UInt8[Array, "n lanes"],
+    marks: UInt8[Array, "n lanes"],
     ids: Any,
 ) -> Written:
-    """A write of one row or more with these ends and ids; `before` and `ring` are the ring before and after it."""
-    count, (capacity, lanes) = ended.shape[0], index.number.shape
+    """A write of one row or more with these marks and ids; `before` and `ring` are the ring before and after it."""
+    count, (capacity, lanes) = marks.shape[0], index.number.shape
     known = rule.known if isinstance(rule, Slices) else "all"
     reach = None if known == "all" else rule.shortest - 1
     queued = (state.queue, state.head, state.count) if known == "starts" else None
     trajectories.check_ids(index, ids)
 
     def whole(
-        index: TrajectoryState, before: RingState, ended: Array, ids: Any, queued: Queued | None, ring: RingState
+        index: TrajectoryState, before: RingState, marks: Array, ids: Any, queued: Queued | None, ring: RingState
     ) -> Any:
         leaving = jnp.zeros((), jnp.int32)
         if reach is not None:  # a barrier: it reads the index before it is overwritten, so XLA copies nothing
             leaving, before = computed_once((rule.leaving(index, before, count), before))
-        after = trajectories.written(index, before, ended, ids)
+        after = trajectories.written(index, before, marks, ids)
         if queued is not None:
             queued = rule.pushed(queued, Written(index, after, ring, leaving, None, count))
         return after, leaving, queued
 
     if count * lanes <= _FEW and count + (reach or 0) < capacity:
         one_by_one = functools.partial(trajectories.written_one_by_one, reach, known == "ends")
-        after, leaving, queued = one_kernel_loop(one_by_one, whole)(index, before, ended, ids, queued, ring)
+        after, leaving, queued = one_kernel_loop(one_by_one, whole)(index, before, marks, ids, queued, ring)
     else:
-        after, leaving, queued = whole(index, before, ended, ids, queued, ring)
+        after, leaving, queued = whole(index, before, marks, ids, queued, ring)
     return Written(index, after, ring, leaving, queued, count)
 
 

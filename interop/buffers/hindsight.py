@@ -14,10 +14,11 @@ from torch import Tensor
 from interop.buffers.request import Part
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data import randomness
-from interop.data.keys import as_path
+from interop.data.keys import as_path, checked_key
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.sample_units import expanding
 from interop.samplers import ConsumingSampler, Sampler
-from interop.samplers.boundary_keys import BoundaryKeys
+from interop.samplers.boundary_keys import BoundaryKeys, NoMarkersError
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage, columns
 from interop.writers import Writer
@@ -45,10 +46,14 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     and, if it is stored, ("next", *goal_key); and the reward that `reward_fn` returns. A transition reaches the goal under
     ("next", *achieved_goal_key), or under `achieved_goal_key` if the former is not stored.
 
-    Episodes end where `end_key`, or "terminated" beside it, is true; at the newest transition; and where the ring has
-    overwritten their beginning. A draw costs O(batch * log episodes), and looks once at the rows written since the last
-    one. Edits of stored ends count if they are made by `set_`, `update_` or `rb[...] =`, not through a view. Transforms see
-    relabelled batches.
+    Episodes are those of `SliceSampler`: all stored markers count, the rows of interleaved episodes are separate, and each
+    lane of a storage with several item dims has its own. They end at the newest transition, too, and begin where the ring
+    has overwritten what was before. A draw costs O(batch * log episodes), and looks once at the rows written since the last
+    one; after a write O(stored rows) where flat rows are interleaved, which `ndim=2` avoids. Edits of stored ends count if
+    they are made by `set_`, `update_` or `rb[...] =`, not through a view. Transforms see relabelled batches.
+
+    With a sampler of slices the first `int(slices * her_ratio)` slices are relabelled, and all steps of one get the same
+    goal: "future" chooses among what the last step of the slice or a later one reaches.
 
     Args:
         reward_fn: takes a tensordict [n] of relabelled transitions, returns rewards, [n] or [n, 1]. It may also return a
@@ -56,9 +61,13 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             `end_key` are set; a truncated transition stays done. Otherwise they stay as stored.
         her_ratio: the part that is relabelled, from 0 to 1.
         strategy: a `HindsightStrategy` or its value: "future", "final", "episode" or "random".
-        goal_key, achieved_goal_key, reward_key, end_key: entries of the items; KeyError at the draw if one is missing.
+        goal_key, achieved_goal_key, reward_key: entries of the items; KeyError at the draw if one is missing.
+        end_key: an entry that is true at ends; "terminated" and "truncated" beside it count, too. KeyError at the draw if
+            no marker at all is stored.
+        traj_key: an entry of episode ids, besides the default ones of `SliceSampler`.
+        only_named_keys: only `end_key`, those beside it, and `traj_key` count.
         sampler: draws the transitions.
-        **kwargs: as for `TensorDictReplayBuffer`; the storage has one item dim, and there is no sample unit.
+        **kwargs: as for `TensorDictReplayBuffer`; there is no sample unit.
     """
 
     def __init__(
@@ -71,6 +80,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         achieved_goal_key: Any = "achieved_goal",
         reward_key: Any = ("next", "reward"),
         end_key: Any = ("next", "done"),
+        traj_key: Any = None,
+        only_named_keys: bool = False,
         sampler: Sampler | Callable[[], Sampler] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -87,13 +98,13 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.achieved_goal_key = _path("achieved_goal_key", achieved_goal_key)
         self.reward_key = _path("reward_key", reward_key)
         self.end_key = _path("end_key", end_key)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
         self._found: tuple[Any, _Entries] | None = None  # a layout and its entries
         super().__init__(sampler=sampler, **kwargs)
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         super()._check_fit(storage, sampler, writer)
-        if storage.ndim != 1:
-            raise ValueError(f"hindsight needs a storage with one item dim, got ndim={storage.ndim}")
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
@@ -106,28 +117,42 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         first = super()._revision(info, key)
-        index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
-        count = math.floor(len(index) * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
+        drawn = info["index"] if isinstance(info["index"], tuple) else (info["index"],)
+        coordinates = [
+            (each.cpu().numpy() if isinstance(each, Tensor) else np.asarray(each)).astype(np.int64, copy=False)
+            for each in drawn
+        ]
+        lengths = self._sampler.slice_lengths()
+        if lengths is None:
+            lengths = np.ones(len(coordinates[0]), np.int64)
+        # Steps that are drawn together have one goal.
+        count = math.floor(len(lengths) * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
         if count == 0:
             return first
+        lengths = lengths[:count]
         entries = self._entries()
-        drawn = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
         shares = randomness.generator_of(key ^ np.uint32(_TAG)).random(count)
-        rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries.episodes, shares)
-        goals = columns.read(self._storage, entries.reached, rows)
+        slots = self._goal_slots([each[lengths.cumsum() - 1] for each in coordinates], entries.episodes, shares)
+        goals = columns.read(self._storage, entries.reached, slots.repeat(lengths))
         return lambda data: self._relabelled(data if first is None else first(data), goals, entries)
 
-    def _goal_rows(self, rows: np.ndarray, episodes: StoredTrajectories, shares: np.ndarray) -> np.ndarray:
-        """The transitions that reach the goals for the transitions at rows; `shares`, of [0, 1), choose them."""
-        filled = len(self._storage)
+    def _goal_slots(self, drawn: list[np.ndarray], episodes: StoredTrajectories, shares: np.ndarray) -> np.ndarray:
+        """The flat slots of the transitions that reach the goals of drawn ones; `shares`, of [0, 1), choose them.
+
+        `drawn` has the coordinates of the drawn transitions, of slices those of the last ones.
+        """
         if self.strategy is HindsightStrategy.RANDOM:
-            return (shares * filled).astype(np.int64)
-        before, after = episodes.of(self._storage).around(rows)
+            return (shares * len(self._storage)).astype(np.int64)
+        index = episodes.of(self._storage)
+        lane = np.zeros_like(drawn[0])
+        for size, each in zip((self._storage.shape or ())[1:], drawn[1:], strict=True):
+            lane = lane * size + each
+        times, first, last = index.located(drawn[0], lane)
         if self.strategy is HindsightStrategy.FINAL:
-            return (rows + after) % filled
+            return index.slots_at(last, lane)
         if self.strategy is HindsightStrategy.EPISODE:
-            rows, after = rows - before, before + after
-        return (rows + (shares * (after + 1)).astype(np.int64)) % filled
+            times = first
+        return index.slots_at(times + (shares * (last - times + 1)).astype(np.int64), lane)
 
     def _relabelled(self, data: Any, goals: Tensor, entries: "_Entries") -> Any:
         """The batch with goals for its first transitions, and the rewards and ends that follow from them."""
@@ -177,9 +202,15 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             reached = needed["achieved_goal_key"] = self.achieved_goal_key
         missing = [f"{name}={key!r}" for name, key in needed.items() if not stored(key)]
         flags = [key for key in self._flags() if stored(key)]
-        ends = [key for key in dict.fromkeys((self.end_key, self._flags()[1])) if stored(key)]
-        if not ends and self.strategy is not HindsightStrategy.RANDOM:
-            missing.append(f"end_key={self.end_key!r}, or 'terminated' beside it")
+        ends = list(dict.fromkeys((self.end_key, *self._flags()[1:])))
+        episodes = StoredTrajectories(BoundaryKeys(TrajectoryKeys.chosen(self.traj_key, ends, self.only_named_keys)))
+        if self._found is not None and self._found[1].episodes.keys.keys == episodes.keys.keys:
+            episodes = self._found[1].episodes  # it knows the rows
+        try:
+            BoundaryKeys(episodes.keys.keys).find(self._storage)
+        except NoMarkersError:
+            if self.strategy is not HindsightStrategy.RANDOM:
+                missing.append(f"end_key={self.end_key!r}, 'terminated' beside it, or traj_key")
         if missing:
             raise KeyError(f"stored items lack {', '.join(missing)}: hindsight needs these")
         goals = [key for key in dict.fromkeys((self.goal_key, _next(self.goal_key))) if stored(key)]
@@ -191,7 +222,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                     f"{key} holds {list(goal.shape[1:])} of {goal.dtype}, {reached} {list(like.shape[1:])} of "
                     f"{like.dtype}: a goal must look like what can be reached"
                 )
-        return _Entries(goals, reached, flags, StoredTrajectories(BoundaryKeys(None, tuple(ends), any_dtype=True)))
+        return _Entries(goals, reached, flags, episodes)
 
     def _kept(self) -> dict[str, Any]:
         return {**super()._kept(), "_found": None}

@@ -18,7 +18,6 @@ from fbuf.samplers import slices
 from interop import samplers as torch_side
 from interop.data import bridge
 from interop.data.arguments import class_of
-from interop.data.keys import as_path
 from interop.data.layout import Path
 from interop.host import compiled
 from interop.host.trajectories import Trajectories
@@ -167,21 +166,17 @@ def _slices(sampler: torch_side.SliceSampler, batch_size: int | None, narrow: bo
 
 
 def _trajectories(keys: BoundaryKeys, index: Trajectories | None) -> fbuf.Trajectories:
-    """The leaves that end trajectories. ValueError for ends that functional trajectories do not support."""
-    paths = [as_path(key) for key in keys.found]
+    """The leaves that mark trajectories. ValueError for interleaved ones, which functional trajectories cannot be."""
+    found = keys.found
     if index is not None and index.is_interleaved:
         raise ValueError(
-            f"{_names(paths)}: trajectories are interleaved: in a functional buffer their rows follow each other"
+            f"{_names(found.ids)}: trajectories are interleaved: in a functional buffer their rows follow each other"
         )
-    if keys.are_ids:
-        return fbuf.Trajectories(id=paths[0])
-    ended = next((path for path in paths if path[-1] == "terminated"), None)
-    cut = [path for path in paths if path != ended]
-    if len(cut) > 1:
-        raise ValueError(
-            f"end_keys {_names(paths)}: a functional buffer takes 'terminated' and one more: build it with these"
-        )
-    return fbuf.Trajectories(terminated=ended, truncated=cut[0] if cut else None)
+    ended = tuple(path for path in found.ends if path[-1] == "terminated")
+    cut = tuple(path for path in found.ends if path not in ended)
+    # A mask divides steps and padding as ids do.
+    groups = {"terminated": ended, "truncated": cut, "id": (*found.ids, *found.masks), "first": found.firsts}
+    return fbuf.Trajectories(**{name: list(paths) for name, paths in groups.items() if paths})
 
 
 # ------------------------------------------------------------------ states
@@ -200,8 +195,8 @@ def _ring(buffer: fbuf.Buffer, writer: Writer, filled: int, index: Trajectories 
 
 
 def _ring_at(cursor: int, size: int, written: int) -> fbuf.RingState:
-    words = np.array([written % 2**32, (written >> 32) % 2**32], np.uint32)
-    return fbuf.RingState(jnp.array(np.int32(cursor)), jnp.array(np.int32(size)), jnp.array(words))
+    counters = np.array([cursor, size, written % 2**32, (written >> 32) % 2**32], np.uint32)
+    return fbuf.RingState(jnp.array(counters))
 
 
 def _indexed(
@@ -217,20 +212,21 @@ def _indexed(
         return state, table
     rows = (int(ring.cursor) - filled + np.arange(filled)) % capacity
     before = _ring_at(rows[0], 0, int(ring.written[0]) - filled)  # times are modulo 2^32
-    kinds, ids = known.ends(items, buffer.lanes)
+    marks, ids = known.marks(items, buffer.lanes)
     # At a new id or a discontinuity, the flags of the rows do not mark the end of the trajectory.
-    ended = jnp.where(index.ends() & (kinds[rows] == trajectories.OPEN), np.uint8(trajectories.CUT), kinds[rows])
+    is_cut = index.ends() & (trajectories.kind_of(marks[rows]) == trajectories.OPEN)
+    marks = jnp.where(is_cut, marks[rows] | np.uint8(trajectories.CUT), marks[rows])
     slots = (rows[:, None] * lanes + np.arange(lanes)).reshape(-1).astype(np.int32)
-    return _after_writing(rule, state, table, (before, ring), ended, None if ids is None else ids[rows], slots)
+    return _after_writing(rule, state, table, (before, ring), marks, jax.tree.map(lambda each: each[rows], ids), slots)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _after_writing(
-    rule: fbuf.Slices, state: Any, table: Any, rings: Any, ended: Array, ids: Array | None, slots: Array
+    rule: fbuf.Slices, state: Any, table: Any, rings: Any, marks: Array, ids: Any, slots: Array
 ) -> tuple[Any, Any]:
-    """The states of slices and trajectories after a first write of rows, of which `ended` end trajectories."""
-    after = trajectories.written(table, rings[0], ended, ids)
-    write = slices.Written(table, after, rings[1], jnp.zeros((), jnp.int32), None, ended.shape[0])
+    """The states of slices and trajectories after a first write of rows with these marks and ids."""
+    after = trajectories.written(table, rings[0], marks, ids)
+    write = slices.Written(table, after, rings[1], jnp.zeros((), jnp.int32), None, marks.shape[0])
     return rule.written(state, slots, write), after
 
 

@@ -70,6 +70,8 @@ def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
     """The shape that an index gives on an array of `shape`. IndexError out of range, except for an int."""
     if isinstance(index, int):
         return shape[1:]
+    if isinstance(index, slice):
+        return (len(range(*index.indices(shape[0]))), *shape[1:])
     if isinstance(index, Tensor) and index.dtype == torch.int64:  # torch would gather, in threads
         return (*in_range(index, shape[0]).shape, *shape[1:])
     return tuple(torch.empty((), dtype=torch.bool, device="cpu").expand(shape)[index].shape)

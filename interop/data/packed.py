@@ -6,6 +6,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,26 @@ class PackedValues:
             for number, start, size in zip(numbers, starts, sizes, strict=True)
         ]
         if sum(map(len, found)) != sum(sizes):
-            raise RuntimeError(
-                f"{self.folder}: a row ends after its segment: the files are damaged, or it was half-written"
-            )
+            raise self._ended()
         return found
+
+    def reader(self, spans: np.ndarray) -> Callable[[], list[Any]]:
+        """A function that returns the Python values of spans, int64 [n, 2], also after the rows were written over.
+
+        O(n) in NumPy here; the values are made by the call. Do not change the spans. RuntimeError for one that is gone.
+        """
+        numbers, starts, sizes = spans[:, 0] >> _OFFSET, spans[:, 0] & ((1 << _OFFSET) - 1), spans[:, 1] >> _KIND
+        held: dict[int, memoryview] = {}
+        for number in np.unique(numbers[sizes > 0]).tolist():
+            held[number] = self._view(number)
+            if (starts + sizes)[(numbers == number) & (sizes > 0)].max() > len(held[number]):
+                raise self._ended()
+        return partial(_values, numbers, starts, sizes, spans[:, 1] & ((1 << _KIND) - 1), held)
+
+    def _ended(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self.folder}: a row ends after its segment: the files are damaged, or it was half-written"
+        )
 
     def _view(self, number: int) -> memoryview:
         found = self._segments.get(number)
@@ -304,9 +321,22 @@ def _lengths(values: Sequence[Any]) -> np.ndarray:
     return np.fromiter(map(len, values), np.int64, len(values))
 
 
-def decoded(data: Sequence[memoryview], kinds: np.ndarray) -> list[Any]:
-    """The values again."""
-    return [_DECODERS[kind](each) for kind, each in zip((kinds & ((1 << _KIND) - 1)).tolist(), data, strict=True)]
+def _values(
+    numbers: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, held: dict[int, memoryview]
+) -> list[Any]:
+    """The values of spans in segments."""
+    stops = starts + sizes
+    if len(held) == 1 and not kinds.any() and (starts[1:] == stops[:-1]).all():
+        [segment] = held.values()
+        text = str(segment[starts[0] : stops[-1]], "utf-8", "surrogatepass")
+        if text.isascii():  # a byte is a character: half the time of decoding each
+            places = (starts - starts[0]).tolist(), (stops - starts[0]).tolist()
+            return [text[start:stop] for start, stop in zip(*places, strict=True)]
+    nothing, found = memoryview(b""), []
+    spans = zip(numbers.tolist(), starts.tolist(), stops.tolist(), kinds.tolist(), strict=True)
+    for number, start, stop, kind in spans:
+        found.append(_DECODERS[kind](held[number][start:stop] if stop > start else nothing))
+    return found
 
 
 _DECODERS: list[Callable[[memoryview], Any]] = [

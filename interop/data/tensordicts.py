@@ -1,12 +1,13 @@
 """Fast paths through private attributes of tensordict; in versions without these attributes its public methods are used."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict.utils import LinkedList
 from torch import Tensor
 
 _UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
@@ -90,6 +91,51 @@ def values_of(data: Any) -> list[Any]:
             return [vars(each)["_non_tensordict"]["data"] for each in parts]  # `.data` takes fifty times as long
         return [value for each in parts for value in values_of(each)]
     return [data.data] * math.prod(data.batch_size)
+
+
+_STACK = vars(NonTensorStack(NonTensorData(0)))
+_KNOWN_STACK = _STACK.keys() == {"_is_locked", "stack_dim", "_batch_size", "tensordicts", "hook_out", "hook_in"}
+
+
+class UnreadStack(NonTensorStack):
+    """A `NonTensorStack` of one dim whose values are read at first use; from then on it is a plain `NonTensorStack`."""
+
+    _read: Callable[[], list[Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "tensordicts":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        made = non_tensors(vars(self)["_read"]())
+        vars(self)["tensordicts"] = made
+        vars(self).pop("_read", None)  # another thread may have been here
+        self.__class__ = NonTensorStack
+        return made
+
+    def tolist(self, **options: Any) -> list[Any]:
+        """The values, without a `NonTensorData` for each."""
+        read = vars(self).get("_read")
+        if read is None or any(value for name, value in options.items() if name != "as_linked_list"):
+            return NonTensorStack.tolist(self, **options)
+        values: list[Any] = read()
+        return LinkedList(values, td=self) if options.get("as_linked_list") else values
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.tensordicts  # noqa: B018
+        return vars(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.tensordicts  # noqa: B018
+        return self.__reduce_ex__(protocol)
+
+
+def unread_stack(read: Callable[[], list[Any]], count: int) -> NonTensorStack:
+    """A stack of `count` values, at least one, that `read` returns when they are looked at."""
+    if not _KNOWN_STACK:
+        return NonTensorStack(*non_tensors(read()))
+    made = UnreadStack.__new__(UnreadStack)
+    vars(made).update({name: value for name, value in _STACK.items() if name != "tensordicts"})
+    vars(made).update(_batch_size=torch.Size([count]), _read=read)
+    return made
 
 
 def non_tensors(values: Sequence[Any]) -> list[NonTensorData]:

@@ -15,8 +15,8 @@ from tensordict import NonTensorData, NonTensorStack
 from torch import Tensor
 
 from interop.data import bridge
-from interop.data.packed import PackedValues, decoded, encoded, joined
-from interop.data.tensordicts import non_tensors, values_of
+from interop.data.packed import PackedValues, encoded, joined
+from interop.data.tensordicts import non_tensors, unread_stack, values_of
 
 _AT_ONCE = 4096  # values that are encoded together: their bytes stay in the caches
 
@@ -60,10 +60,11 @@ class Varied(Leaf):
         """The entry for spans [*batch, 2]: Python values as they are if `plain`, else as tensordicts hold them."""
         shape = tuple(spans.shape[:-1])
         flat = spans.detach().cpu().numpy().reshape(-1, 2)
-        found = values.read(flat)
         if self.dtype is not None:
-            return self._ragged(found, shape, device)
-        return _nested(decoded(found, flat[:, 1]), shape, plain)
+            return self._ragged(values.read(flat), shape, device)
+        if not plain and len(shape) == 1 and shape[0]:
+            return unread_stack(values.reader(flat.copy()), shape[0])
+        return _nested(values.reader(flat)(), shape, plain)
 
     def _ragged(self, found: Sequence[memoryview], shape: tuple[int, ...], device: torch.device | None) -> Tensor:
         assert self.dtype is not None

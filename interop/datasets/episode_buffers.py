@@ -28,7 +28,7 @@ def episode_buffers(stored: StoredEpisodes, observation: Keys, action: Keys) -> 
     Raises: KeyError for a missing entry; TypeError for one that is neither text nor a tensor that NumPy supports;
     ValueError for several rewards per step, and for entries of "next" with another shape or dtype.
     """
-    ids = set(stored.marked_by) if stored.ids is not None else set()
+    ids = set() if stored.id_path is None else {stored.id_path}
     for rows in stored:
         start = 0
         for stop in [*_breaks(rows), len(rows)]:

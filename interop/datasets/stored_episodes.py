@@ -13,18 +13,19 @@ from torch import Tensor
 from interop.buffers import ReplayBuffer
 from interop.buffers.collate import stack
 from interop.data.arguments import class_of
-from interop.data.keys import as_path
+from interop.data.keys import as_key
+from interop.data.trajectory_keys import Path, TrajectoryKeys
 from interop.postprocs.gather import picked_items
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.shared.storage_lock import locked
-from interop.storages import Storage
+from interop.storages import Storage, columns
 from interop.writers import TensorDictMaxValueWriter
 
 
 @contextlib.contextmanager
 def stored_episodes(
-    rb: ReplayBuffer, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None
+    rb: ReplayBuffer, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None, only_named_keys: bool = False
 ) -> Iterator["StoredEpisodes"]:
     """A context with the trajectories of a buffer of tensordicts, which is locked meanwhile.
 
@@ -38,7 +39,7 @@ def stored_episodes(
     with locked(rb):
         if not len(rb.storage):
             raise RuntimeError("the buffer is empty: there is nothing to write")
-        yield StoredEpisodes(rb.storage, traj_key, end_keys)
+        yield StoredEpisodes(rb.storage, TrajectoryKeys.chosen(traj_key, end_keys, only_named_keys))
 
 
 class StoredEpisodes:
@@ -49,27 +50,30 @@ class StoredEpisodes:
 
     Args:
         storage: a non-empty storage, not written to while this object is used.
-        traj_key, end_keys: as for `SliceSampler`.
+        keys: the entries that mark trajectories.
     """
 
-    def __init__(self, storage: Storage, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> None:
+    def __init__(self, storage: Storage, keys: TrajectoryKeys) -> None:
         self._storage = storage
-        keys = BoundaryKeys(traj_key, end_keys)
-        self._index = StoredTrajectories(keys).of(storage)
+        markers = BoundaryKeys(keys)
+        self._index = StoredTrajectories(markers).of(storage)
         self._lane, first, last = self._index.stored().T
         self._first = np.maximum(first, self._index.oldest)
         self._stops = np.cumsum(last - self._first + 1)  # positions in the new order
         self._starts = np.concatenate([[0], self._stops[:-1]])
         self.rows = int(self._stops[-1])
         """The number of all rows."""
-        self.marked_by = tuple(map(as_path, keys.found))
+        self.marked_by = markers.found.paths()
         """The entries that say where trajectories end."""
+        self.id_path: Path | None = None
+        """The first entry of ids that differ from trajectory to trajectory."""
         self.ids: np.ndarray | None = None
-        """The id of each trajectory, where an entry has one for each, and no two have the same."""
-        if keys.are_ids:
-            ids = keys.read(storage, self._index.rows_at(self._first), self._index.lanes)
-            ids = ids[np.arange(len(self)), self._lane]
-            self.ids = ids if len(np.unique(ids)) == len(ids) else None
+        """The id of each trajectory in that entry."""
+        first = self._index.slots_at(self._first, self._lane)
+        for path in markers.found.ids:
+            ids = columns.read(storage, as_key(path), first).reshape(-1).cpu().numpy()
+            if self.ids is None and len(np.unique(ids)) == len(ids):
+                self.id_path, self.ids = path, ids
 
     def __len__(self) -> int:
         return len(self._stops)

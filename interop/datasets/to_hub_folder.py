@@ -31,6 +31,7 @@ def to_hub_folder(
     description: str = "",
     traj_key: NestedKey | None = None,
     end_keys: Sequence[NestedKey] | None = None,
+    only_named_keys: bool = False,
     shard_bytes: int = _SHARD,
 ) -> Path:
     """Write the rows of a buffer to a folder for `datasets.load_dataset(path)` and `HubFolderExperienceReplay`.
@@ -48,7 +49,7 @@ def to_hub_folder(
         name: the title, by default the name of the folder.
         licence: a licence identifier of the hub, such as "mit" or "cc-by-4.0".
         description: Markdown, for the card.
-        traj_key, end_keys: the entries that mark trajectory ends, as for `SliceSampler`.
+        traj_key, end_keys, only_named_keys: the entries that mark trajectory ends, as for `SliceSampler`.
         shard_bytes: the size of a file before compression.
 
     Raises:
@@ -60,7 +61,7 @@ def to_hub_folder(
     parquet, folder = required("pyarrow.parquet", "datasets"), Path(path).absolute()
     if os.path.lexists(folder):
         raise FileExistsError(f"{folder} is there already: remove it, or write to another folder")
-    with stored_episodes(rb, traj_key, end_keys) as stored:
+    with stored_episodes(rb, traj_key, end_keys, only_named_keys) as stored:
         first = _columns(stored, 0, 1)
         row = _table(first)
 
@@ -103,7 +104,7 @@ def _columns(stored: StoredEpisodes, start: int, stop: int) -> dict[str, Any]:
         if any("." in each for each in path):
             raise ValueError(f"{path} has a dot in a name, which would be read as a nested entry: rename it")
         columns[".".join(path)] = plain(value, path)
-    if stored.ids is None or stored.marked_by != (("episode",),):
+    if stored.id_path != ("episode",):
         number = stored.number(start, stop)
         columns["episode"] = number if stored.ids is None else stored.ids[number]
     return columns

@@ -39,6 +39,7 @@ def to_minari(
     action_key: Keys = "action",
     traj_key: NestedKey | None = None,
     end_keys: Sequence[NestedKey] | None = None,
+    only_named_keys: bool = False,
     data_format: str = "hdf5",
     jpeg_encoding: bool = False,
     author: str | Collection[str] = (),
@@ -67,7 +68,7 @@ def to_minari(
         env: the environment whose spaces and spec are written.
         observation_space, action_space: override those of `env`. Without either, unbounded spaces of the rows are used.
         observation_key, action_key: the key of the entry, or a dict of several for a Dict space.
-        traj_key, end_keys: the entries that mark trajectory ends, as for `SliceSampler`.
+        traj_key, end_keys, only_named_keys: the entries that mark trajectory ends, as for `SliceSampler`.
         data_format: "hdf5", "arrow" or "parquet".
         jpeg_encoding: store images of at least 32 x 32 as JPEG, which is lossy.
         author, author_email: one string, or several.
@@ -91,7 +92,7 @@ def to_minari(
     metadata |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
     for name, each in (("author", author), ("author_email", author_email)):
         metadata |= {name: {each} if isinstance(each, str) else {*each}} if each else {}
-    with stored_episodes(rb, traj_key, end_keys) as stored:
+    with stored_episodes(rb, traj_key, end_keys, only_named_keys) as stored:
 
         def every(name: str) -> Iterator[Any]:
             return (each[name] for each in episode_buffers(stored, observation_key, action_key))

@@ -130,6 +130,9 @@ class TorchRows:
 
     def at(self, filled: int, index: Any) -> list[Tensor]:
         """The leaves at an index over their filled rows: views if torch gives a view."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(filled)
+            return [tensor[start:stop:step] for tensor in self.tensors]
         return [tensor[:filled][index] for tensor in self.tensors]
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:

@@ -96,7 +96,7 @@ class Shard:
                 after.callback(setattr, sampler, "planned", None)
                 sampler.planned = _positions(share, units, key, planned)
             data, info = self.buffer.draw_by_key(units * share.unit, key)
-            lengths = sampler.lengths_drawn if isinstance(sampler, SliceSampler) else None
+            lengths = sampler.slice_lengths()
         rows = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
         if lengths is None:
             lengths = np.full(len(rows) // share.unit, share.unit)

@@ -85,6 +85,13 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """Whether `reserve` reads stored items, so that the lock of the storage must be held."""
         return True
 
+    def slice_lengths(self) -> np.ndarray | None:
+        """How many items each slice of the last draw has in the batch, padding included, int64 [slices].
+
+        None for a sampler that draws single items.
+        """
+        return None
+
     @property
     def has_more(self) -> bool:
         """Whether another batch may be reserved. Reservations do not go past the end of an epoch."""

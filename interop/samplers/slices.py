@@ -210,10 +210,11 @@ class SliceSampler(DrawingSampler):
     def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
         return [host_share("where trajectories start and stop", None)]
 
-    @property
-    def lengths_drawn(self) -> np.ndarray | None:
-        """How many items each slice of the last draw has in the batch, padding included; None where all have as many."""
-        return None if self._last is None else self._last.row_counts()
+    def slice_lengths(self) -> np.ndarray | None:
+        if self._last is None:
+            return None
+        lengths = self._last.row_counts()
+        return np.full(self._last.slots.size // self._last.length, self._last.length) if lengths is None else lengths
 
     def _eligible(self, storage: Storage, length: int) -> int:
         """How many trajectories are long enough."""

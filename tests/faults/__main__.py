@@ -53,6 +53,7 @@ RUNS = [
     Run("C5", "signals to workers", "sharing.all_endings", 48, 6),
     Run("P1", "prefetched batches: slow, failing, many", "threads.prefetches", 100, 10),
     Run("X1", "a call that makes or changes a dataset is killed", "datasets.kills", 400, 80),
+    Run("T1", "streams of environments with known episodes", "trajectories.streams", 4000, 200),
     Run("R1", "shards are killed under load", "shards.kills", 50, 5),
     Run("S1", "files that would run code or lead elsewhere", "tests/interop/checkpoint/test_no_code.py"),
 ]

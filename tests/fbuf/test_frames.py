@@ -305,7 +305,9 @@ def test_the_count_of_rows_may_pass_what_32_bits_hold() -> None:
     rows, state = rows_of(buffer, random_kinds(13, 1, 0.3))
     model = Model(buffer)
     model.extend(rows)
-    late = dataclasses.replace(state, ring=dataclasses.replace(state.ring, written=jnp.uint32([2**32 - 11, 0])))
+    late = dataclasses.replace(
+        state, ring=dataclasses.replace(state.ring, counters=state.ring.counters.at[2].set(2**32 - 11))
+    )
     state, found, _ = played(buffer, late, batch_of(rows, ()))
     assert state.ring.written[1] == 1
     check(buffer, state, found, model)

@@ -45,7 +45,7 @@ def claim(ring: RingState, count: int, capacity: int) -> tuple[RingState, jax.Ar
 
 def ring_at(cursor: int, size: int, written: int = 0) -> RingState:
     words = np.asarray([written % 2**32, written // 2**32], np.uint32)
-    return RingState(jnp.int32(cursor), jnp.int32(size), jnp.asarray(words))
+    return RingState.of(jnp.int32(cursor), jnp.int32(size), jnp.asarray(words))
 
 
 def rows_of(shape: tuple[int, ...], seed: int) -> Any:

@@ -88,7 +88,7 @@ def test_rows_and_times_of_the_largest_ring_are_right(capacity: int) -> None:
     random = np.random.default_rng(0)
     for size in (capacity, capacity // 2 + 1):
         cursor = int(random.integers(capacity)) if size == capacity else size
-        ring = RingState(jnp.int32(cursor), jnp.int32(size), jnp.asarray([5, 0], jnp.uint32))
+        ring = RingState.of(jnp.int32(cursor), jnp.int32(size), jnp.asarray([5, 0], jnp.uint32))
         row = np.unique([0, size - 1, max(cursor - 1, 0), min(cursor, size - 1), *random.integers(size, size=20)])
         age = (cursor - 1 - row) % capacity
         of_rows = trajectories.stored_before(ring, jnp.asarray(row, jnp.int32), capacity)
@@ -148,7 +148,7 @@ def test_a_leaf_is_found_by_keys_fields_and_places(path: Any, item: Any) -> None
     Buffer(4, trajectories=where).init(item)
     batch = jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape), leaf.dtype), item)
     batch = jax.tree.map(lambda leaf: leaf if leaf.dtype != bool else np.arange(3).reshape(leaf.shape) == 1, batch)
-    ended, ids = where.ends(batch, ())
+    ended, ids = where.marks(batch, ())
     assert ended.tolist() == [[OPEN], [TRUNCATED], [OPEN]] and ids is None
 
 
@@ -179,6 +179,6 @@ def test_an_end_may_be_marked_by_a_float() -> None:
         ({"truncated": "flag", "discount": "discount"}, TERMINATED),
     ):
         rule = Trajectories(**paths)
-        ended, ids = rule.ends(batch, ())
+        ended, ids = rule.marks(batch, ())
         assert ended[:, 0].tolist() == [0, kind] * 5 and ids is None
         Buffer(2, trajectories=rule).init(jax.tree.map(lambda leaf: leaf[0], batch))

@@ -163,7 +163,7 @@ def shifted(state: BufferState, by: int) -> BufferState:
     assert index is not None
     return dataclasses.replace(
         state,
-        ring=dataclasses.replace(state.ring, written=state.ring.written.at[0].add(low)),
+        ring=dataclasses.replace(state.ring, counters=state.ring.counters.at[2].add(low)),
         trajectories=dataclasses.replace(index, first=index.first + low, last=index.last + low),
     )
 

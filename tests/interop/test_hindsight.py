@@ -157,7 +157,8 @@ def test_items_that_lack_an_entry_are_refused(lacking, choices, storage):
         ({"goal_key": 3}, TypeError),
         ({"sample_unit": Sequence(2)}, ValueError),
         ({"sampler": ConsumingSampler()}, ValueError),
-        ({"storage": LazyTensorStorage(4, ndim=2)}, ValueError),
+        ({"traj_key": 3}, TypeError),
+        ({"end_key": "over", "only_named_keys": 1, "storage": 3}, TypeError),
     ],
 )
 def test_arguments_are_checked(choices, error):

@@ -388,3 +388,62 @@ def test_checkpoints_of_other_kinds_of_entries_do_not_fit(other, tmp_path):
     with pytest.raises(CheckpointMismatch, match="ragged"):
         buffer.loads(tmp_path / "dump", strict=False)
     assert [len(each) for each in buffer[:]["x"].unbind()] == [1, 3]
+
+
+# ------------------------------------------------------------------ texts are read when they are looked at
+
+LOOKS = {
+    "list": lambda data: data["text"],
+    "get": lambda data: data.get("text").tolist(),
+    "one": lambda data: data[3]["text"],
+    "slice": lambda data: data[2:5]["text"],
+    "places": lambda data: data[torch.tensor([4, 1])]["text"],
+    "mask": lambda data: data[torch.arange(6) % 2 == 0]["text"],
+    "reshaped": lambda data: data.reshape(2, 3)["text"],
+    "unbound": lambda data: [each["text"] for each in data.unbind(0)],
+    "iterated": lambda data: [each["text"] for each in data],
+    "split": lambda data: [each["text"] for each in data.split(4)],
+    "stacked": lambda data: torch.stack([data, data])["text"],
+    "joined": lambda data: torch.cat([data, data])["text"],
+    "cloned": lambda data: data.clone()["text"],
+    "copied": lambda data: data.copy()["text"],
+    "deep": lambda data: copy.deepcopy(data)["text"],
+    "pickled": lambda data: pickle.loads(pickle.dumps(data))["text"],
+    "dict": lambda data: data.to_dict()["text"],
+    "moved": lambda data: data.to("cpu")["text"],
+    "selected": lambda data: data.select("text")["text"],
+    "printed": lambda data: repr(data.get("text")),
+    "compared": lambda data: bool((data == data.clone()).all()),
+    "set": lambda data: (data.__setitem__(slice(0, 2), data[2:4].clone()), data["text"])[1],
+    "class": lambda data: (data.get("text").tensordicts, type(data.get("text")))[1],
+    "size": lambda data: (data.get("text").batch_size, data.get("text").device, data.get("text").stack_dim),
+}
+
+
+KINDS_OF_TEXTS = [
+    ["", "a", "bc", "def", "a", "g"],
+    ["é", "a", "", "漢字", "b", "\ud800"],
+    [b"1", None, {}, [2], 3.5, "x"],
+]
+
+
+@pytest.mark.parametrize("place", range(len(LOOKS)), ids=LOOKS)
+def test_stored_texts_look_as_stacks_of_texts_do(place):
+    look, texts = list(LOOKS.values())[place], KINDS_OF_TEXTS[place % 3]
+    data = TensorDict({"text": NonTensorStack(*map(NonTensorData, texts)), "n": torch.arange(6)}, [6])
+    rb = ReplayBuffer(storage=LazyTensorStorage(6))
+    rb.extend(data)
+    assert look(rb[:]) == look(data)
+    assert look(rb[torch.arange(6)]) == look(data)
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+def test_texts_that_were_read_stay_though_rows_are_written_over(make):
+    rb = ReplayBuffer(storage=make(6))
+    for start in range(0, 600, 6):
+        rb.extend(TensorDict({"text": [f"{start + n}" for n in range(6)]}, [6]))
+        view, rows = rb[:], rb[torch.tensor([5, 0])]
+        rb.extend(TensorDict({"text": ["x" * start] * 6}, [6]))
+        assert view["text"] == [f"{start + n}" for n in range(6)]
+        assert rows["text"] == [f"{start + 5}", f"{start}"]
+        assert rb[:]["text"] == ["x" * start] * 6

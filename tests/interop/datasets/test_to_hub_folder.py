@@ -111,7 +111,7 @@ def test_ids_of_trajectories_are_kept_where_each_has_its_own(ids, wanted, rng, t
 
 
 @pytest.mark.parametrize(("error", "match", "key", "value"), [
-    (RuntimeError, "where trajectories end", ("next", "done"), None),
+    (RuntimeError, "where trajectories end", "next", None),
     (TypeError, "'action'.*bfloat16.*cast it", "action", torch.zeros(3).bfloat16()),
     (TypeError, r"action is complex64 \[\], which Parquet does not have", "action", torch.zeros(3, dtype=torch.complex64)),
     (TypeError, r"none is float32 \[2, 0\], which Parquet does not have", "none", torch.zeros(3, 2, 0)),

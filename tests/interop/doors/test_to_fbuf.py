@@ -362,15 +362,40 @@ def test_transforms_are_dropped_when_asked_and_unwritten_storages_are_refused():
     assert buffer.to_fbuf(transforms="drop")[1].items.tolist() == [0, 1, 2, 0]
 
 
-def test_interleaved_trajectories_and_three_ends_are_refused():
-    ids = torch.tensor([0, 1, 0, 1, 0, 1])
-    ends = {name: torch.zeros(6, 1, dtype=torch.bool) for name in ("a", "b", "terminated")}
-    data = TensorDict({"id": ids.int(), **ends}, [6])
-    for choices, words in (
-        ({"traj_key": "id"}, "interleaved"),
-        ({"end_keys": list(ends)}, "'terminated' and one more"),
-    ):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2, **choices))
-        buffer.extend(data)
-        with pytest.raises(ValueError, match=words):
-            buffer.to_fbuf()
+def test_interleaved_trajectories_are_refused():
+    data = TensorDict({"id": torch.tensor([0, 1, 0, 1, 0, 1]).int()}, [6])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2, traj_key="id"))
+    buffer.extend(data)
+    with pytest.raises(ValueError, match="interleaved"):
+        buffer.to_fbuf()
+
+
+def test_all_markers_go_along():
+    """Rows before and after the move are cut by each kind of marker, as on the torch side."""
+    flags = {name: torch.zeros(24, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
+    for name, at in (("done", [3, 15]), ("terminated", [5]), ("truncated", [9, 18])):
+        flags[name][at] = True
+    ids = torch.arange(24).int()
+    rows = TensorDict({"x": ids.clone(), "episode": ids // 13, ("collector", "traj_ids"): ids // 22}, [24])
+    rows["next"] = TensorDict(flags, [24])
+    rows["is_init"] = torch.isin(ids, torch.tensor([7, 20]))
+    rows["collector", "mask"] = ids != 11
+    ends = {3, 5, 6, 9, 10, 11, 12, 15, 18, 19, 21}
+
+    def buffer(count):
+        made = ReplayBuffer(storage=LazyTensorStorage(24), sampler=SliceSampler(slice_len=2))
+        made.extend(rows[:count])
+        return made
+
+    wanted = {(time, time + 1) for time in range(23) if time not in ends}
+    assert set(map(tuple, buffer(24).sample(1000)["x"].reshape(-1, 2).tolist())) == wanted
+    functional, state = buffer(14).to_fbuf(batch_size=64)
+    for start in range(14, 24, 5):
+        piece = jax.tree.map(lambda leaf: jnp.asarray(leaf.numpy()), rows[start : start + 5].to_dict())
+        state, _ = functional.extend(state, piece)
+    found = set()
+    for seed in range(20):
+        state, items, draw = functional.sample(state, jax.random.key(seed), 64)
+        assert draw.valid.all()
+        found |= set(map(tuple, np.asarray(items["x"]).tolist()))
+    assert found == wanted
