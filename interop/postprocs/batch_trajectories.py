@@ -203,7 +203,7 @@ def trajectories_of(rows: Markers, marked_by: TrajectoryKeys, breaks: np.ndarray
     if breaks is not None:
         starts = starts | breaks
     for lane in maybe_interleaved(rows):
-        cuts = None if breaks is None else breaks[lane].nonzero()[0]
+        cuts = None if breaks is None else np.flatnonzero(breaks[lane])
         of_lane = rows.lane(lane)
         last = markers.previous(of_lane, cuts)
         if not ((last >= 0) & (last < np.arange(-1, count - 1))).any():

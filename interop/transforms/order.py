@@ -122,21 +122,21 @@ class Order:
 
 
 def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
-    """The slice of each item, int64 [count], and its step there, by the info or the last draw; None for no slices.
+    """The slice of each item, int64 [count], and its step there, by the last draw or the info; None for no slices.
 
     Padding is no part of a slice.
     """
-    key, padding = getattr(sampler, "truncated_key", None), torch.zeros(count, dtype=torch.bool, device="cpu")
+    padding = torch.zeros(count, dtype=torch.bool, device="cpu")
     mask = info.get(MASKS[0])
     if isinstance(mask, Tensor) and mask.numel() == count:
         padding = ~mask.reshape(-1).cpu()
     begins = torch.zeros(count, dtype=torch.bool, device="cpu")
     begins[:1] = True
-    ends = info.get(key)
-    if isinstance(ends, Tensor) and ends.numel() == count:
-        begins[1:] = ends.reshape(-1)[:-1].cpu() | (padding[:-1] & ~padding[1:])
-    elif (lengths := _lengths(sampler, count)) is not None:
+    lengths, ends = sampler.slice_lengths(), info.get(getattr(sampler, "truncated_key", None))
+    if lengths is not None and lengths.sum() == count:
         begins[torch.from_numpy(lengths.cumsum() - lengths)] = True
+    elif isinstance(ends, Tensor) and ends.numel() == count:  # of a sampler of a user
+        begins[1:] = ends.reshape(-1)[:-1].cpu() | (padding[:-1] & ~padding[1:])
     else:
         return None
     number, place = begins.cumsum(0), torch.arange(count, device="cpu")
@@ -144,24 +144,14 @@ def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tenso
     return number.where(~padding, -1 - place), step
 
 
-def _lengths(sampler: "Sampler", count: int) -> np.ndarray | None:
-    """How many items of the last batch are of each slice; None for a sampler that draws no slices."""
-    if not hasattr(sampler, "lengths_drawn"):
-        return None
-    if (lengths := sampler.lengths_drawn) is not None:
-        return lengths if lengths.sum() == count else None
-    length, slices = getattr(sampler, "slice_len", None), getattr(sampler, "num_slices", None)
-    length = count // slices if length is None and slices else length
-    return np.full(count // length, length) if length and count % length == 0 else None
-
-
 def _windows(info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
     """The window of each item, int64 [count], and its step there; None without windows. Padding is no part of one."""
-    number, step, valid = (info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask"))
-    if not all(isinstance(each, Tensor) and each.numel() == count for each in (number, step, valid)):
+    found = [info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask")]
+    flat = (each.reshape(-1) if isinstance(each, Tensor) and each.numel() == count else None for each in found)
+    number, step, valid = flat
+    if number is None or step is None or valid is None:
         return None
-    place = torch.arange(count, device="cpu")
-    return number.reshape(-1).where(valid.reshape(-1), -1 - place), step.reshape(-1)
+    return number.where(valid, -1 - torch.arange(count, device="cpu")), step
 
 
 _current: ContextVar[Order | None] = ContextVar("order", default=None)
