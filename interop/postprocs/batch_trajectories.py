@@ -1,12 +1,13 @@
 """The trajectories in a batch of steps: which rows belong together, by all entries that mark trajectories."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
 from interop.data.keys import as_key
@@ -64,13 +65,14 @@ class StepMarks:
         and ValueError for a named one of another kind.
         """
         batch = data.batch_size if batch is None else batch
-        there, found = set(data.keys()), dict[Path, Tensor]()
+        holders: dict[Any, Any] = {key: data.get(key) for key in _firsts(keys) if key in data.keys()}  # noqa: SIM118
+        found = dict[Path, Tensor]()
         for path in keys.paths():
-            if path[0] in there or path in keys.named:
-                value = _entry(data, path, batch, path in keys.named)
+            if path[0] in holders or path in keys.named:
+                value = _entry(holders, path, batch, path in keys.named)
                 if value is not None:
                     found[path] = value
-        return cls(batch, time, keys.only(tuple(found)), found)
+        return cls(batch, time, _only(keys, tuple(found)), found)
 
     @property
     def lanes(self) -> int:
@@ -86,13 +88,15 @@ class StepMarks:
             groups[1].append(self._column(ends))
         return Markers.of(shape, *groups)
 
+    @functools.cached_property
     def ends(self) -> Tensor | None:
-        """The flags of ends combined, bool of the batch; None without any."""
+        """The flags of ends combined, bool of the batch; None without any. Not to be changed in place."""
         found: Tensor | None = None
         for path in self.keys.ends:
-            flag = self.entries[path].reshape(self.batch)
+            flag = self.entries[path]
             flag = flag if flag.dtype == torch.bool else flag != 0
-            found = flag if found is None else found.logical_or(flag.to(found.device))
+            flag = flag.reshape(self.batch)
+            found = flag if found is None else found | (flag if flag.device == found.device else flag.to(found.device))
         return found
 
     def _column(self, value: Tensor) -> np.ndarray:
@@ -132,15 +136,16 @@ class SideBySide:
         """
         time = marks.time
         if breaks is None and not (marks.keys.ids or marks.keys.firsts or marks.keys.masks):
-            stops = marks.ends()  # no need to leave the device
+            stops = marks.ends if ends is None else ends  # no need to leave the device
             if stops is None:
-                stops = torch.zeros(marks.batch, dtype=torch.bool, device=device) if ends is None else ends.clone()
-            elif ends is not None:
-                stops = stops.logical_or(ends.to(stops.device))
+                stops = torch.zeros(marks.batch, dtype=torch.bool, device=device)
+            elif ends is not None and marks.ends is not None:
+                stops = ends | marks.ends.to(ends.device)
             else:
                 stops = stops.clone()
-            stops = stops.to(device)
-            stops.narrow(time, stops.shape[time] - 1, 1).fill_(True) if stops.shape[time] else None
+            stops = stops if stops.device == device else stops.to(device)
+            if count := stops.shape[time]:
+                stops.narrow(time, count - 1, 1).fill_(True)
             return cls(stops, None, marks)
         found = trajectories_of(marks.rows(ends), marks.keys, breaks)
         lasts = np.ones_like(found.starts)
@@ -158,9 +163,16 @@ class SideBySide:
         return leaf if self._places is None else _along_time(leaf, self._places, self.marks.time)
 
     def all_stops(self, flags: Tensor) -> Tensor:
-        """Flags of ends, [*batch, ...] in the order of the batch, with those of trajectories, in this order."""
+        """Flags of ends, [*batch, ...] in the order of the batch, with those of trajectories, in this order.
+
+        Flags of one value a step are among the marks.
+        """
+        return self.stops.reshape(flags.shape) if flags.numel() == self.stops.numel() else self.with_stops(flags)
+
+    def with_stops(self, flags: Tensor) -> Tensor:
+        """Any flags of ends, [*batch, ...] in the order of the batch, with those of trajectories, in this order."""
         stops = self.stops.reshape(*self.stops.shape, *(1 for _ in flags.shape[self.stops.ndim :]))
-        return self.arranged(flags).logical_or(stops.to(flags.device))
+        return self.arranged(flags) | stops.to(flags.device)
 
 
 def keys_of(
@@ -174,6 +186,13 @@ def keys_of(
         only_named_keys: without the default keys.
         ids: further entries of ids.
     """
+    return _keys_of(traj_key, tuple(ends), only_named_keys, tuple(masks), tuple(ids))
+
+
+@functools.lru_cache(64)
+def _keys_of(
+    traj_key: Any, ends: tuple[Path, ...], only_named_keys: bool, masks: tuple[Path, ...], ids: tuple[Path, ...]
+) -> TrajectoryKeys:
     keys = TrajectoryKeys.chosen(traj_key, ends, only_named_keys)
     return dataclasses.replace(
         keys,
@@ -254,9 +273,22 @@ def _along_time(leaf: Tensor, places: Tensor, time: int) -> Tensor:
     return leaf.take_along_dim(wanted, time)
 
 
-def _entry(data: TensorDictBase, path: Path, batch: torch.Size, is_named: bool) -> Tensor | None:
+@functools.lru_cache(64)
+def _firsts(keys: TrajectoryKeys) -> tuple[Any, ...]:
+    """The names of the root below which the entries are."""
+    return tuple(dict.fromkeys(path[0] for path in keys.paths()))
+
+
+@functools.lru_cache(256)
+def _only(keys: TrajectoryKeys, paths: tuple[Path, ...]) -> TrajectoryKeys:
+    return keys.only(paths)
+
+
+def _entry(holders: Mapping[Any, Any], path: Path, batch: torch.Size, is_named: bool) -> Tensor | None:
     """An entry with one real value a step; None for one that is missing or of another kind."""
-    value: Any = data.get(path, None)
+    value: Any = holders.get(path[0])
+    for step in path[1:]:
+        value = value.get(step, None) if is_tensor_collection(value) and not is_non_tensor(value) else None
     if isinstance(value, Tensor) and not value.is_nested and not value.is_complex() and value.numel() == batch.numel():
         return value
     if not is_named:

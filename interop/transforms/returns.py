@@ -212,13 +212,18 @@ class Reward2GoTransform(Transform):
         time = steps.marks.time
         if not done.numel():
             return
-        ended = done.any(time)
-        divided = steps.stops.narrow(time, 0, steps.stops.shape[time] - 1).any(time)  # another trajectory follows
-        flagged = steps.marks.ends()
+        flagged, divided = steps.marks.ends, None
         if flagged is not None:
-            divided = divided | flagged.any(time).to(divided.device)
-        divided = divided.reshape([*divided.shape, *(1 for _ in ended.shape[divided.ndim :])])
-        if not (ended | divided.to(ended.device)).all():
+            divided = flagged.any(time)
+        if divided is None or not divided.all():  # another trajectory that follows is an end, too
+            follows = steps.stops.narrow(time, 0, steps.stops.shape[time] - 1).any(time)
+            divided = follows if divided is None else divided | follows.to(divided.device)
+        if done.numel() > steps.stops.numel():
+            ended = done.any(time)
+            divided = (
+                divided.reshape([*divided.shape, *(1 for _ in ended.shape[divided.ndim :])]).to(ended.device) | ended
+            )
+        if not divided.all():
             raise RuntimeError(
                 f"No episode ends found to calculate the reward to go: {path!r} needs a true step in each of the lines "
                 f"along dim {time} of {list(done.shape)}. Write whole episodes at once"
@@ -281,7 +286,7 @@ class RewardSum(Transform):
             if reward.device not in orders:
                 orders[reward.device] = SideBySide.of(marks, reward.device, breaks=breaks)
             steps = orders[reward.device]
-            ends = steps.all_stops(_ends_of(key, _done(next_tensordict, key), reward))
+            ends = steps.with_stops(_ends_of(key, _done(next_tensordict, key), reward))
             ready.append((out_key, steps.restored(returns.running_sums(steps.arranged(reward), ends, time))))
         put("RewardSum", next_tensordict, ready)
         return next_tensordict
