@@ -258,7 +258,8 @@ def maybe_interleaved(rows: Markers) -> list[int]:
     if not rows.ids.shape[-1] or len(rows.ids) < 3:
         return []
     falls = (rows.ids[1:] < rows.ids[:-1]).any((0, 2))  # ids that only rise never come again
-    return [int(lane) for lane in falls.nonzero()[0]]
+    found: list[int] = np.flatnonzero(falls).tolist()
+    return found
 
 
 def _in_time(marks: StepMarks, values: np.ndarray, device: torch.device) -> Tensor:
