@@ -223,6 +223,11 @@ class ReplayBuffer(Sampled):
             return self._writer.write_count
 
     @property
+    def sample_unit(self) -> SampleUnit | None:
+        """What a drawn item becomes in a batch; None for the item itself."""
+        return self._unit
+
+    @property
     def dim_extend(self) -> int:
         """The dim of data along which `extend` runs."""
         return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend

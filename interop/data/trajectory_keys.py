@@ -58,12 +58,14 @@ class TrajectoryKeys:
         """All of them."""
         return (*self.ids, *self.ends, *self.firsts, *self.masks)
 
+    def groups(self) -> tuple[tuple[Path, ...], ...]:
+        """Ids, ends, first rows and masks."""
+        return self.ids, self.ends, self.firsts, self.masks
+
     def only(self, paths: Sequence[Path]) -> "TrajectoryKeys":
         """Those among `paths`."""
-        kept = (
-            tuple(path for path in group if path in paths) for group in (self.ids, self.ends, self.firsts, self.masks)
-        )
-        return TrajectoryKeys(*kept, self.named, self.required)
+        ids, ends, firsts, masks = (tuple(path for path in group if path in paths) for group in self.groups())
+        return TrajectoryKeys(ids, ends, firsts, masks, self.named, self.required)
 
     def requiring(self, path: Path) -> "TrajectoryKeys":
         """The same keys, of which this one must be stored."""

@@ -165,7 +165,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         of = {"kind": kind, "schema": _SCHEMA, "of": record_of(base).get("made")}
 
         def make(scratch: Path) -> dict[str, Any]:
-            rows = split(self._open(base, ImmutableDatasetWriter()), scratch / "data", self._source.ends_parts)
+            storage = self._open(base, ImmutableDatasetWriter())
+            rows = split(storage, scratch / "data", self._source.trajectory_ids, self._source.ends_parts)
             return {"rows": rows, "made": secrets.token_hex(8)}
 
         with damage_of(self.data_path):

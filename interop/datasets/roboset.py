@@ -38,6 +38,7 @@ class RobosetSource(Source):
 
     family: ClassVar[str] = "roboset"
     rows_version: ClassVar[int] = 2
+    trajectory_ids: ClassVar[Sequence[tuple[str, ...]]] = (("seed",),)  # the file: trials of several have one number
 
     def download(self, folder: Path) -> Mapping[str, str]:
         if self.dataset_id not in IDS:

@@ -46,6 +46,7 @@ class Source(ABC):
     """Grows when the same files become other rows. Folders of an earlier version are not read."""
     ends_parts: ClassVar[bool] = False
     """Whether `split_trajs` sets ("next", "done") in the last step of each trajectory and of its padding."""
+    trajectory_ids: ClassVar[Sequence[tuple[str, ...]]] = ()  # entries of ids, besides those that the library knows
 
     @abstractmethod
     def download(self, folder: Path) -> Mapping[str, str]:

@@ -1,65 +1,74 @@
 """Splitting of a dataset into padded trajectories, one per row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, pad
+from tensordict import TensorDict, TensorDictBase, pad
 
+from interop.data import trajectory_keys
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.datasets.conversion import write
 from interop.postprocs import split_trajectories
+from interop.postprocs.batch_trajectories import StepMarks, keys_of, rows_by_trajectory
 from interop.storages import LazyMemmapStorage, Storage, columns
 
 _WRITTEN = 1 << 26  # bytes per write, with padding
 
 
-def split(storage: Storage, folder: Path, ends: bool = False) -> int:
+def split(storage: Storage, folder: Path, ids: Sequence[trajectory_keys.Path] = (), ends: bool = False) -> int:
     """Write the trajectories of a storage to a folder as rows [T], T the longest. Returns the number of trajectories.
 
-    With `ends`, ("next", "done") is set in the last step of each trajectory, and in the last one of its padding.
+    A trajectory ends where any stored entry says so, as for `split_trajectories`; `ids` are further entries of ids. Rows get
+    "traj_ids", and "mask", which is False in the padding. ValueError for rows that no entry divides into trajectories.
 
-    A trajectory ends at ("next", "done"), and where "episode" or "seed" changes. Rows get "traj_ids", and "mask", which is
-    False in the padding. ValueError for rows without ("next", "done") and "episode".
+    With `ends`, ("next", "done") is set in the last step of each trajectory, and in the last one of its padding.
     """
-    starts = np.concatenate([[0], _ends(storage) + 1])
-    longest = int(np.diff(starts).max())
-    made = LazyMemmapStorage(len(starts) - 1, scratch_dir=folder)
+    rows, lengths = rows_by_trajectory(_marks(storage, keys_of(None, (), False, ids=ids)))
+    bounds, longest = np.concatenate([[0], lengths.cumsum()]), int(lengths.max())
+    made = LazyMemmapStorage(len(lengths), scratch_dir=folder)
     try:
-        write(made, _groups(storage, starts, longest, ends), len(starts) - 1, "Splitting")
+        write(made, _groups(storage, rows, bounds, longest, ends), len(lengths), "Splitting")
         return len(made)
     finally:
         made.close()
 
 
-def _ends(storage: Storage) -> np.ndarray:
-    """The last row of each trajectory."""
-    done, count = ("next", "done"), len(storage)
-    if not columns.has(storage, done) and not columns.has(storage, "episode"):
-        raise ValueError('split_trajs needs "episode" or ("next", "done"): these rows are no trajectories')
-    ends = [np.array([count - 1])]
-    if columns.has(storage, done):
-        ends.append((columns.whole(storage, done).reshape(count, -1) != 0).any(1).numpy().nonzero()[0])
-    for key in ("episode", "seed"):
-        if columns.has(storage, key):
-            ids = columns.whole(storage, key).reshape(count, -1)
-            ends.append((ids[1:] != ids[:-1]).any(1).numpy().nonzero()[0])
-    return np.unique(np.concatenate(ends))
+def _marks(storage: Storage, keys: TrajectoryKeys) -> StepMarks:
+    """The stored entries that mark trajectories."""
+    found = TensorDict({}, [len(storage)])
+    for path in keys.paths():
+        if columns.has(storage, path):
+            with suppress(TypeError):  # text or ragged rows, which mark nothing
+                found[path] = columns.whole(storage, path)
+    marks = StepMarks.of(found, 0, keys)
+    if not any(marks.keys.groups()[:3]):
+        raise ValueError(
+            f"split_trajs needs an entry of one value a row that marks trajectories, one of {list(keys.paths())}: these "
+            "rows are no trajectories"
+        )
+    return marks
 
 
-def _groups(storage: Storage, starts: np.ndarray, longest: int, ends: bool) -> Iterator[TensorDictBase]:
+def _groups(
+    storage: Storage, rows: np.ndarray | None, bounds: np.ndarray, longest: int, ends: bool
+) -> Iterator[TensorDictBase]:
+    """The trajectories in groups; those of `rows`, or of all in their order, are divided by `bounds`."""
     first: Any = storage.get(slice(0, 1))
     count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories per write
-    for group in range(0, len(starts) - 1, count):
-        bounds = starts[group : group + count + 1]
-        rows = storage.get(slice(int(bounds[0]), int(bounds[-1]))).copy()
-        ids = np.repeat(np.arange(group, group + len(bounds) - 1), np.diff(bounds))
-        rows["traj_ids"] = torch.from_numpy(ids)
-        made = split_trajectories(rows, prefix=())
+    for group in range(0, len(bounds) - 1, count):
+        of_group = bounds[group : group + count + 1]
+        start, stop = int(of_group[0]), int(of_group[-1])
+        found = storage.get(slice(start, stop) if rows is None else torch.from_numpy(rows[start:stop])).copy()
+        ids = np.repeat(np.arange(group, group + len(of_group) - 1), np.diff(of_group))
+        found["traj_ids"] = torch.from_numpy(ids)
+        made = split_trajectories(found, prefix=(), only_named_keys=True)
         made = pad(made, [0, 0, 0, longest - made.shape[1]])
         if ends:
-            lengths = torch.from_numpy(np.diff(bounds))
+            lengths = torch.from_numpy(np.diff(of_group))
             done = made["next", "done"].clone()
             done[torch.arange(len(lengths)), lengths - 1] = True
             done[:, -1] = True

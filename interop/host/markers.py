@@ -55,6 +55,10 @@ class Markers(NamedTuple):
         """The markers of some rows."""
         return Markers(self.ids[rows], self.flags[rows])
 
+    def lane(self, lane: int) -> "Markers":
+        """The markers of one lane, [rows, 1]."""
+        return Markers(self.ids[:, lane : lane + 1], self.flags[:, lane : lane + 1])
+
     def put(self, rows: np.ndarray | slice, markers: "Markers") -> None:
         """Set the markers of some rows."""
         self.ids[rows], self.flags[rows] = markers
@@ -150,6 +154,26 @@ def _last_of_same(ids: np.ndarray) -> np.ndarray:
     # Another id came twice since `last` if and only if a previous item has a later `last`.
     last[1:][last[1:] <= np.maximum.accumulate(last)[:-1]] = -1
     return last
+
+
+def closings(markers: Markers) -> np.ndarray:
+    """For each item of one lane the place of the first item from which on no new one can continue it, int64 [items].
+
+    The number of items where one that follows these may. An item that ends a trajectory closes itself; another one is
+    closed by the next item of its id, or by the second of another id. O(items).
+    """
+    count, ends = len(markers.flags), (markers.flags[:, 0] & END).nonzero()[0]
+    following = np.full(count, count)
+    if markers.ids.shape[-1]:
+        ids = codes(markers.ids[:, 0])
+        order = by_id(ids)
+        of_one = ids[order[1:]] == ids[order[:-1]]
+        following[order[:-1][of_one]] = order[1:][of_one]
+    else:
+        following[:-1] = np.arange(1, count)
+    found: np.ndarray = np.minimum.accumulate(following[::-1])[::-1].copy()
+    found[ends] = ends
+    return found
 
 
 def grouped(markers: Markers, last: np.ndarray) -> np.ndarray:

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from interop.data.keys import as_path, known_keys
+from interop.data.keys import known_keys
 
 
 def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int, time: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,50 +112,3 @@ def as_discount(gamma: Any) -> float:
 def flags(done: Tensor) -> Tensor:
     """Flags of any dtype as bool."""
     return done if done.dtype == torch.bool else done != 0
-
-
-class DensifyReward(TensorDictModuleBase):
-    """Replaces each reward by the return to the end of its trajectory: G[t] = r[t] + discount * G[t + 1], in place.
-
-    A trajectory ends where "done" is true, and with the data. Reward and "done", both [..., time, 1], are under "next".
-    Integer rewards become floats. Gradients flow.
-
-    Args:
-        reward_key, done_key: under "next".
-        reward_key_out: where the returns go, under "next"; `reward_key` by default.
-        time_dim: the time dim of the reward; by default the dim that the tensordict names "time", or the last but one.
-        discount: from 0 to 1.
-
-    KeyError for a missing entry, RuntimeError if reward and "done" differ in shape, ValueError for a wrong time dim.
-    """
-
-    def __init__(
-        self,
-        *,
-        reward_key: Any = "reward",
-        done_key: Any = "done",
-        reward_key_out: Any = None,
-        time_dim: int | None = None,
-        discount: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.in_keys = [reward_key, done_key]
-        self.out_keys = [reward_key if reward_key_out is None else reward_key_out]
-        self.time_dim, self.discount = time_dim, as_discount(discount)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The same tensordict."""
-        reward, done = (entry(tensordict, ("next", *as_path(key))) for key in self.in_keys)
-        if reward.shape != done.shape:
-            raise RuntimeError(
-                f"{self.in_keys[0]!r} is {list(reward.shape)} and {self.in_keys[1]!r} is {list(done.shape)}: reward and "
-                "done must have the same shape, [..., time, 1]"
-            )
-        time, names = self.time_dim, tensordict.names
-        if time is None:
-            time = names.index("time") if "time" in names else -2
-        if not -reward.ndim <= time < reward.ndim or time % reward.ndim == reward.ndim - 1:
-            raise ValueError(f"dim {time} of a reward {list(reward.shape)} is not time: [..., time, 1] is needed")
-        found = returns_to_go(reward, done, self.discount, time % reward.ndim)
-        tensordict.set(("next", *as_path(self.out_keys[0])), found)
-        return tensordict

@@ -1,5 +1,6 @@
 """Splits rollouts into trajectories: one padded row for each."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ from torch import Tensor
 
 from interop.data.keys import as_path
 from interop.data.tensordicts import non_tensors, values_of
+from interop.data.trajectory_keys import MASKS
+from interop.postprocs.batch_trajectories import StepMarks, keys_of, rows_by_trajectory
+from interop.postprocs.gather import picked
 from interop.ted.flattening import Path, shown
 from interop.ted.row_values import dense, fresh_zeros, nested, sizes, whole
 
@@ -20,22 +24,27 @@ def split_trajectories(
     trajectory_key: Any = None,
     done_key: Any = None,
     as_nested: bool = False,
+    only_named_keys: bool = False,
 ) -> TensorDict:
     """Splits data of [*batch, time] into trajectories, [trajectories, longest], padded with zeros. Names of dims are lost.
 
-    A trajectory ends where the id changes or, without ids, where it is done; and with its batch row. Equal ids that do not
-    follow each other are different trajectories. The order is that of their first rows. Entries that are no tensors are
-    padded with None; one value for all stays one.
+    A trajectory ends with its batch row, and where any entry says so: where an id changes, where ("next", "done"),
+    ("next", "terminated") or ("next", "truncated") is true, and before a true "is_init". Rows with equal ids are one
+    trajectory with rows of others in between if it is one of each, 0, 1, 0, 1; the ids 0, 0, 1, 1, 0, 0 are three. So rows
+    of one id may be several trajectories. Their order is that of their first rows. Entries that are no tensors are padded
+    with None; one value for all stays one.
 
     Args:
         rollout_tensordict: the rows; not changed.
         prefix: where "traj_ids" are; "collector" if there is such an entry, otherwise the root.
         trajectory_key: key of the ids instead, one value a row. Missing ids are made: 0, 1, ...
-        done_key: the entry under "next" that ends trajectories if there are no ids; "done" by default.
+        done_key: an entry under "next" that ends trajectories; "done" by default.
         as_nested: return nested tensors, [trajectories, -1], without the mask.
+        only_named_keys: only the ids and `done_key` count, and the mask.
 
-    Returns all entries, the ids, and beside these "mask": which rows are of the trajectory. KeyError for a missing done
-    entry, ValueError for entries with several values a row and data without time.
+    Returns all entries, the ids, and beside these "mask": which rows are of the trajectory. Rows that a mask of the data,
+    there or under ("collector", "mask"), says are padding are left out. KeyError where no entry marks trajectories, and for
+    a missing `done_key` that was given; ValueError for an id or `done_key` with several values a row, and data without time.
     """
     data = rollout_tensordict
     if not isinstance(data, TensorDictBase):
@@ -45,8 +54,7 @@ def split_trajectories(
     above = as_path(prefix) if prefix is not None else ("collector",) if "collector" in data.keys() else ()  # noqa: SIM118
     id_path = (*above, "traj_ids") if trajectory_key is None else as_path(trajectory_key)
     ids = data.get(id_path, None)
-    stops = _stops(data, ids, id_path, ("next", *as_path("done" if done_key is None else done_key)))
-    lengths = np.diff(stops, prepend=-1)
+    order, lengths = rows_by_trajectory(_marks(data, id_path, done_key, only_named_keys))
     longest = int(lengths.max(initial=0))
     mask = np.arange(longest) < lengths[:, None]
     ragged = as_nested and (lengths != longest).any()  # tensordict knows the size of dims that are not
@@ -55,75 +63,70 @@ def split_trajectories(
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
         if isinstance(value, Tensor):
-            made.set(key, _nested(value, data.ndim, lengths) if as_nested else _padded(value, data.ndim, mask))
+            value = value.flatten(0, data.ndim - 1) if order is None else _taken(value, data.ndim, order)
+            made.set(key, _nested(value, lengths) if as_nested else _padded(value, mask))
         elif is_non_tensor(value) and not isinstance(value, NonTensorStack):
             made.set(key, NonTensorData(value.data, batch_size=[len(lengths), -1] if as_nested else mask.shape))
         elif as_nested:
             raise TypeError(f"{shown(as_path(key))}: {type(value).__name__} cannot be nested")
         else:
-            made.set(key, _padded_objects(value, mask))
+            made.set(key, _padded_objects(value, mask, order))
     tensors = (each for each in data.values(True, True) if isinstance(each, Tensor))
     device = data.device or next((each.device for each in tensors), torch.device("cpu"))
     if ids is None:
         numbers = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-        made.set(id_path, _nested(numbers, 1, lengths) if as_nested else _padded(numbers, 1, mask))
+        made.set(id_path, _nested(numbers, lengths) if as_nested else _padded(numbers, mask))
     if not as_nested:
         made.set((*id_path[:-1], "mask"), torch.from_numpy(mask).to(device))
     return made
 
 
-def _nested(value: Tensor, dims: int, lengths: np.ndarray) -> Tensor:
+def _marks(data: TensorDictBase, id_path: Path, done_key: Any, only_named: bool) -> StepMarks:
+    """The entries that mark trajectories. Errors as for `split_trajectories`."""
+    time, done_path = data.ndim - 1, ("next", *as_path("done" if done_key is None else done_key))
+    beside: Any = data.get((*id_path[:-1], "mask"), None)
+    is_mask = isinstance(beside, Tensor) and beside.dtype == torch.bool  # as this function makes them
+    masks = [*([(*id_path[:-1], "mask")] if is_mask else []), *MASKS]
+    keys = keys_of(id_path, [done_path], only_named, masks)
+    there = frozenset(path for path in (id_path, done_path) if data.get(path, None) is not None)
+    named = there if done_key is not None else there & {id_path}
+    marks = StepMarks.of(data, time, dataclasses.replace(keys, named=named))
+    if any(marks.keys.groups()[:3]) and (there or done_key is None):
+        return marks
+    if there:  # an error says why these flags do not mark trajectories
+        return StepMarks.of(data, time, dataclasses.replace(keys, named=there))
+    known = ", ".join(shown(as_path(key)) for key in data.keys(True, True)) or "no entries"
+    raise KeyError(f"{shown(done_path)} and {shown(id_path)} are missing: one must end trajectories; there are {known}")
+
+
+def _taken(value: Tensor, dims: int, places: np.ndarray) -> Tensor:
+    """Rows at places, of data with `dims` batch dims."""
+    found: Tensor = picked(value.flatten(0, dims - 1), torch.from_numpy(places))
+    return found
+
+
+def _nested(rows: Tensor, lengths: np.ndarray) -> Tensor:
     """Rows as a nested tensor of trajectories."""
-    rows = value.flatten(0, dims - 1).clone(memory_format=torch.contiguous_format)
-    return nested(rows, sizes(torch.from_numpy(lengths), tuple(value.shape[dims:])))
+    held = rows.clone(memory_format=torch.contiguous_format)
+    return nested(held, sizes(torch.from_numpy(lengths), tuple(rows.shape[1:])))
 
 
-def _padded(value: Tensor, dims: int, mask: np.ndarray) -> Tensor:
+def _padded(rows: Tensor, mask: np.ndarray) -> Tensor:
     """Rows where the mask is true, and zeros."""
-    shape = (*mask.shape, *value.shape[dims:])
-    if value.device.type == "cpu" and not value.requires_grad and value.numel():
-        made = fresh_zeros(shape, value.dtype)
-        whole(made, 2)[mask.reshape(-1)] = whole(dense(value.as_subclass(Tensor)), dims)
+    shape = (*mask.shape, *rows.shape[1:])
+    if rows.device.type == "cpu" and not rows.requires_grad and rows.numel():
+        made = fresh_zeros(shape, rows.dtype)
+        whole(made, 2)[mask.reshape(-1)] = whole(dense(rows.as_subclass(Tensor)), 1)
         return made
-    zeros = torch.zeros((mask.size, *value.shape[dims:]), dtype=value.dtype, device=value.device)
-    places = torch.from_numpy(np.flatnonzero(mask)).to(value.device)
-    return zeros.index_copy(0, places, value.flatten(0, dims - 1)).reshape(shape)
+    zeros = torch.zeros((mask.size, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+    places = torch.from_numpy(np.flatnonzero(mask)).to(rows.device)
+    return zeros.index_copy(0, places, rows).reshape(shape)
 
 
-def _padded_objects(value: Any, mask: np.ndarray) -> Any:
+def _padded_objects(value: Any, mask: np.ndarray, order: np.ndarray | None) -> Any:
     """Objects where the mask is true, and None."""
     flat = np.empty(mask.shape, object)
-    flat[mask] = np.fromiter(values_of(value), object, int(mask.sum()))
+    values = values_of(value)
+    found = np.fromiter(values, object, len(values))
+    flat[mask] = found if order is None else found[order]
     return NonTensorStack(*(NonTensorStack(*non_tensors(row)) for row in flat.tolist()))
-
-
-def _stops(data: TensorDictBase, ids: Any, id_path: Path, done_path: Path) -> np.ndarray:
-    """The last row of each trajectory, counting all rows."""
-    if ids is not None:
-        held = _one_each(ids, id_path, data)
-        ends = np.ones(held.shape, np.bool_)
-        ends[:, :-1] = held[:, 1:] != held[:, :-1]
-    else:
-        done = data.get(done_path, None)
-        if done is None:
-            known = ", ".join(shown(as_path(key)) for key in data.keys(True, True)) or "no entries"
-            raise KeyError(
-                f"{shown(done_path)} and {shown(id_path)} are missing: one must end trajectories; there are {known}"
-            )
-        ends = _one_each(done, done_path, data) != 0
-        ends[:, -1:] = True
-    return np.flatnonzero(ends)
-
-
-def _one_each(value: Any, path: Path, data: TensorDictBase) -> np.ndarray:
-    """An entry with one value a row as [batch, time]."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{shown(path)} must be a tensor, got {type(value).__name__}")
-    if value.numel() != data.batch_size.numel():
-        raise ValueError(
-            f"{shown(path)} has the shape {list(value.shape)}, the rows have {list(data.shape)}: give the key of an entry "
-            "with one value a row"
-        )
-    held = dense(value.detach().as_subclass(Tensor))
-    held = held.view(torch.int16) if held.dtype in (torch.uint16, torch.bfloat16) else held
-    return held.numpy().reshape(data.shape[:-1].numel(), data.shape[-1])

@@ -9,6 +9,7 @@ from interop.samplers.prompt_groups import PromptGroupSampler
 from interop.samplers.sampler import Sampler
 from interop.samplers.slice_epochs import SliceSamplerWithoutReplacement
 from interop.samplers.slices import SliceSampler
+from interop.samplers.stack_slices import StackSampler
 from interop.samplers.staleness import StalenessAwareSampler
 from interop.samplers.uniform import RandomSampler
 from interop.samplers.without_replacement import SamplerWithoutReplacement
@@ -25,5 +26,6 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StackSampler",
     "StalenessAwareSampler",
 ]

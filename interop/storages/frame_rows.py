@@ -19,12 +19,15 @@ from torch import Tensor
 from interop.data import bridge
 from interop.data.index import whole_rows
 from interop.data.layout import LeafSpec
+from interop.host import markers
+from interop.host.markers import END, FIRST, Markers
 from interop.host.rows import TorchRows
 from interop.storages.lazy import untouched_zeros
 
 _OPEN, _ID, _AGE = range(3)  # of the newest row of each lane: whether its trajectory goes on, its id, steps before it
 _WRITTEN, _FREE, _USED = range(3)  # counts: rows ever written, free finals, finals ever used
 _AT_ONCE = 1 << 20  # bytes that are compared
+_LOOKED_FOR = 4096  # stored rows in which interleaved trajectories are looked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,9 @@ class Scheme:
     leaves: tuple[LeafSpec, ...]
     pairs: tuple[tuple[int, int], ...]  # observations and next observations
     ends: tuple[int, ...]  # a trajectory ends with an item for which one of these is true
-    ids: int | None  # another value than in the previous row begins a trajectory
+    ids: tuple[int, ...]  # another value than in the previous row begins a trajectory
+    firsts: tuple[int, ...]  # a trajectory begins with an item for which one of these is true
+    masks: tuple[int, ...]  # false for padding, which is a trajectory of its own
     stack: int
     dim: int  # of an observation: the frames of a stack lie side by side along it
     zeros: bool  # zeros precede the first frame of a trajectory; otherwise copies of that frame do
@@ -69,8 +74,8 @@ class Scheme:
     @property
     def fixed(self) -> set[int]:
         """The leaves that determine the frames of items."""
-        ids = () if self.ids is None else (self.ids,)
-        return {*(place for pair in self.pairs for place in pair), *self.ends, *ids}
+        marks = (*self.ends, *self.ids, *self.firsts, *self.masks)
+        return {*(place for pair in self.pairs for place in pair), *marks}
 
     def frame(self, place: int) -> tuple[int, ...]:
         """The shape of a frame of an observation."""
@@ -107,8 +112,11 @@ class Scheme:
         ]
 
     def described(self) -> dict[str, Any]:
-        """All but the leaves, as plain values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "leaves"}
+        """All but the leaves and the marks of trajectories, which only count for new rows, as plain values."""
+        hidden = ("leaves", "ends", "ids", "firsts", "masks")
+        values = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in hidden
+        }
         values["pairs"] = [list(pair) for pair in self.pairs]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -246,15 +254,15 @@ class FrameRows(TorchRows):
         was_open = self._newest[_OPEN] != 0
 
         # Where trajectories start and end.
-        ended = np.zeros((count, lanes), np.bool_)
-        for place in scheme.ends:
-            ended |= _bits(leaves[place]).reshape(count, lanes) != 0
-        starts = np.concatenate([~was_open[None], ended[:-1]])
+        marks = self._marks([leaf.reshape(count, lanes, *leaf.shape[1 + len(self.lanes) :]) for leaf in leaves])
+        before = self._stored_marks(1) if written else None
+        starts = markers.starts(marks, before)
+        ended = marks.flags & END != 0
+        if scheme.stack > 1:
+            self._refuse_interleaved(marks, before, starts)
         newest = np.zeros((3, lanes), np.int64)
-        if scheme.ids is not None:
-            ids = _bits(leaves[scheme.ids]).reshape(count, lanes).astype(np.int64)
-            starts |= np.diff(ids, axis=0, prepend=self._newest[None, _ID]) != 0
-            newest[_ID] = ids[-1]
+        if scheme.ids:
+            newest[_ID] = marks.ids[-1, :, 0]
         if scheme.check:
             self._check(leaves, starts, previous)
 
@@ -290,6 +298,46 @@ class FrameRows(TorchRows):
             finals = scheme.first_final + np.concatenate([finals, np.arange(used, used + fresh)])
             index[closing, -1] = finals
         return _Write(leaves, index, closing, finals, newest, available[:kept], used + fresh)
+
+    def _marks(self, leaves: Sequence[Tensor]) -> Markers:
+        """The markers of rows [n, lanes, ...]."""
+        scheme, shape = self.scheme, leaves[0].shape[:2]
+        groups = (scheme.ids, scheme.ends, scheme.firsts, scheme.masks)
+        found = ([_numbers(leaves[place]).reshape(shape) for place in group] for group in groups)
+        return Markers.of((shape[0], shape[1]), *found)
+
+    def _stored_marks(self, count: int) -> Markers:
+        """The markers of the newest rows, `count` at most, the oldest first."""
+        scheme, written = self.scheme, int(self.counts[_WRITTEN])
+        rows = torch.arange(written - min(count, self.stored), written, device="cpu") % scheme.capacity
+        columns: dict[int, Tensor] = {}
+        for place in (*scheme.ids, *scheme.ends, *scheme.firsts, *scheme.masks):
+            column = self.column(place)
+            assert column is not None
+            columns[place] = column[rows].reshape(len(rows), scheme.per_row)
+        empty = torch.zeros(len(rows), scheme.per_row, device="cpu")
+        return self._marks([columns.get(place, empty) for place in range(len(scheme.leaves))])
+
+    def _refuse_interleaved(self, marks: Markers, before: Markers | None, starts: np.ndarray) -> None:
+        """ValueError where a row continues a trajectory with rows of others in between: its frames are not before it."""
+        flags = marks.flags if before is None else np.concatenate([before.flags, marks.flags])
+        said = flags[len(flags) - len(starts) :] & FIRST != 0
+        said[1:] |= flags[len(flags) - len(starts) : -1] & END != 0
+        said[0] |= before is None or before.flags[0] & END != 0
+        if not marks.ids.shape[-1] or starts.shape[1] > 1 or not (starts & ~said).any():
+            return  # lanes are environments, and another id after an end is a new one
+        every = marks
+        if before is not None:
+            known = self._stored_marks(_LOOKED_FOR)
+            every = Markers(np.concatenate([known.ids, marks.ids]), np.concatenate([known.flags, marks.flags]))
+        last = markers.previous(every)
+        apart = ((last >= 0) & (last < np.arange(-1, len(last) - 1)))[len(last) - len(starts) :]
+        if apart.any():
+            raise ValueError(
+                f"row {int(apart.argmax())} of the data continues a trajectory with rows of others in between, and its "
+                "older frames are taken from the rows before it: store parallel environments side by side (ndim=2), or one "
+                "trajectory after the other; nothing was written"
+            )
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
         write, self._write, scheme = self._write, None, self.scheme
@@ -368,6 +416,13 @@ def _split(obs: np.ndarray, stack: int, axis: int) -> np.ndarray:
     """Observations [n, lanes, ...] as [n, lanes, stack, ...]."""
     axis += obs.ndim
     return np.moveaxis(obs.reshape(*obs.shape[:axis], stack, -1, *obs.shape[axis + 1 :]), axis, 2)
+
+
+def _numbers(leaf: Tensor) -> np.ndarray:
+    """A tensor as an array of numbers that NumPy knows."""
+    held = leaf.detach().cpu()
+    found: np.ndarray = (held.double() if held.is_floating_point() else held).numpy()
+    return found
 
 
 def _bits(leaf: Tensor) -> np.ndarray:

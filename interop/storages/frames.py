@@ -15,12 +15,12 @@ from interop.checkpoint.tensor_states import SavedRing, saved_ring
 from interop.data.arguments import whole
 from interop.data.keys import as_path, entries_below
 from interop.data.layout import Layout, Path
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host.rows import Rows
 from interop.storages import planning
 from interop.storages.frame_rows import FrameRows, Scheme
 from interop.storages.tensors import TensorStorage
 
-_ENDS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
 _MOST_FRAMES = 2**31  # their numbers are int32
 
 
@@ -40,9 +40,12 @@ class LazyFrameStorage(TensorStorage):
         stack: frames in an observation.
         stack_dim: the dim of an observation along which its frames lie side by side, the newest last.
         padding: what precedes the first frame of a trajectory: "first" for that frame again, "zero" for zeros.
-        end_keys: bool entries, one value an item, that are true in the last item of a trajectory; by default those of
-            ("next", "done"), ("next", "terminated") and ("next", "truncated") that are stored, at least one.
+        end_keys: bool entries, one value an item, that are true in the last item of a trajectory.
         traj_key: an integer entry; a trajectory also begins where it differs from the previous item.
+        only_named_keys: only `end_keys` and `traj_key` mark trajectories. By default so do, where they are stored with one
+            value an item, the ends ("next", "done"), ("next", "terminated") and ("next", "truncated"), the ids
+            ("collector", "traj_ids"), "traj_ids" and "episode", "is_init" and ("collector", "mask"). KeyError where nothing
+            does. Rows of interleaved ids are a ValueError for stacks of several frames: use lanes (`ndim`).
         finals: room for last frames of trajectories, beyond which a write is a RuntimeError; by default as many as
             items. They take memory as they are used.
         check: refuse, by a ValueError, observations that do not follow from the previous items and would be read
@@ -68,6 +71,7 @@ class LazyFrameStorage(TensorStorage):
         check: bool = True,
         ndim: int = 1,
         compilable: bool = False,
+        only_named_keys: bool = False,
     ) -> None:
         if padding not in ("first", "zero"):
             raise ValueError(f"padding must be 'first' or 'zero', got {padding!r}")
@@ -79,6 +83,7 @@ class LazyFrameStorage(TensorStorage):
         self._zeros, self._checks = padding == "zero", bool(check)
         self._end_keys = None if end_keys is None else [_path(key) for key in end_keys]
         self._traj_key = None if traj_key is None else _path(traj_key)
+        self._only_named_keys = bool(only_named_keys)
         self._finals = None if finals is None else whole("finals", finals)
         if self._finals is not None and self._finals >= _MOST_FRAMES - 1:
             raise ValueError(f"finals must be at most {_MOST_FRAMES - 2}, got {finals}")
@@ -91,18 +96,25 @@ class LazyFrameStorage(TensorStorage):
                 f"a LazyFrameStorage holds tensors of equal shapes, {list(layout.varied)} are text or ragged rows: use a "
                 "LazyTensorStorage"
             )
-        paths = [leaf.path for leaf in layout.leaves]
-        ends = [key for key in _ENDS if key in paths] if self._end_keys is None else self._end_keys
-        if not ends and self._traj_key is None:
+        named = TrajectoryKeys.chosen(self._traj_key, self._end_keys, self._only_named_keys)
+        marks = [
+            [place for path in group if (place := _marker(layout, path, path in named.named)) is not None]
+            for group in named.groups()
+        ]
+        if not any(marks[:3]):
             raise KeyError(
-                f"none of {list(_ENDS)} is in the data to mark ends of trajectories: give end_keys or traj_key"
+                f"none of {[*named.ends, *named.ids, *named.firsts]} is in the data to mark ends of trajectories: give "
+                "end_keys or traj_key"
             )
+        ids, ends, firsts, masks = map(tuple, marks)
         items = torch.Size(lead).numel()
         scheme = Scheme(
             leaves=layout.leaves,
             pairs=tuple(self._pair(layout, key) for key in self._obs_keys),
-            ends=tuple(_marker(layout, key) for key in ends),
-            ids=None if self._traj_key is None else _marker(layout, self._traj_key),
+            ends=ends,
+            ids=ids,
+            firsts=firsts,
+            masks=masks,
             stack=self._stack,
             dim=self._stack_dim,
             zeros=self._zeros,
@@ -281,8 +293,12 @@ def _leaf(layout: Layout, path: Path) -> int:
     return found
 
 
-def _marker(layout: Layout, path: Path) -> int:
-    """The leaf of an end or an id."""
+def _marker(layout: Layout, path: Path, is_named: bool) -> int | None:
+    """The leaf of an entry that marks trajectories; None for one that cannot, unless it is named."""
+    if not is_named:
+        place = layout.places.get(path)
+        leaf = None if place is None else layout.leaves[place]
+        return place if leaf and not leaf.dtype.is_complex and torch.Size(leaf.shape).numel() == 1 else None
     place = _leaf(layout, path)
     leaf = layout.leaves[place]
     if leaf.dtype.is_floating_point or leaf.dtype.is_complex:

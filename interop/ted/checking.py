@@ -60,7 +60,9 @@ def check_ted(
 
     The root has the entries from before a step, "next" those from after it: the same observations, rewards, and done flags
     with done = terminated | truncated. Within a trajectory the observations of "next" equal those of the next row of the
-    root, bit for bit. One pass over the data, a piece at a time.
+    root, bit for bit. In TED data only `done_key` ends trajectories; ids and other entries are data. So steps of interleaved
+    trajectories are no TED data: `split_trajectories` puts those of each together. One pass over the data, a piece at a
+    time.
 
     Args:
         data: [*batch, time]. The last time of each batch row ends a trajectory: rows of a ring must be in order.

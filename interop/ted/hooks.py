@@ -29,6 +29,8 @@ class TED2Flat:
     `_paths`, the entries of the data, if flags or rewards are in the root alone or in "next" alone. With a path the tensors
     are memory maps in that folder, which `TensorDict.load_memmap` reads.
 
+    As in TED data, only `done_key` ends episodes: other entries, such as ids, are saved and not looked at.
+
     ValueError, naming a key and its first row, for data that `Flat2TED` would not restore bit for bit. Each value is copied
     once, to the CPU.
 

@@ -1,7 +1,6 @@
 """Frames of several steps in one entry, never across the end of a trajectory."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -9,9 +8,12 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.arguments import whole
-from interop.data.keys import as_path, known_keys
+from interop.data.keys import as_path, checked_key, known_keys
+from interop.data.trajectory_keys import MASKS, Path
+from interop.postprocs import returns
+from interop.postprocs.batch_trajectories import SideBySide, StepMarks, keys_of, trajectories_of
 from interop.postprocs.gather import picked, put_rows
-from interop.transforms.order import current, follows_in_buffer
+from interop.transforms.order import breaks_in_buffer, current
 from interop.transforms.shapes import as_dim
 from interop.transforms.transform import (
     Keys,
@@ -23,25 +25,29 @@ from interop.transforms.transform import (
     put,
 )
 
-_IDS = (("collector", "traj_ids"), "episode", "sequence_id")
-_MASK = ("collector", "mask")  # the next slice follows the padding
-_TRUNCATED = ("next", "truncated")
+if TYPE_CHECKING:
+    from interop.samplers import StackSampler
+    from interop.transforms.chain import Compose
+
+_IDS = (("sequence_id",),)  # of windows, besides the default ones
+_DONE = ("next", "done")
 
 
 class CatFrames(Transform):
     """Stacks the frames of the last `N` steps: a frame [..., C, H, W] becomes [..., N * C, H, W].
 
     For data in time, [..., T]: the dim named "time", else the last batch dim. Frames of another trajectory are never used.
-    A trajectory ends where ("next", done_key) or ("next", "truncated") is true, where one of ("collector", "traj_ids"),
-    ("collector", "mask"), "episode" and "sequence_id" changes, and with the data. Missing frames before its first step are
-    padding.
+    A trajectory ends with the data, and where any entry says so: where ("next", done_key), ("next", "done"),
+    ("next", "terminated") or ("next", "truncated") is true, before a true "is_init", and where one of
+    ("collector", "traj_ids"), "traj_ids", "episode", "sequence_id" and ("collector", "mask") changes. Interleaved ids are
+    separate trajectories. Missing frames before its first step are padding.
 
     If `in_keys` has both `key` and ("next", key), stacks of ("next", key) begin with the first frame of `key`: they equal
     the stacks of `key` one step later.
 
-    In a buffer, a stack has only steps that were stored one right after the other, also in a flat batch of slices.
-    Elsewhere reshape such a batch first, or it is one line in time. A `LazyFrameStorage` stores every frame once and stacks
-    when it reads, which costs less and works with any sampler.
+    In a buffer, a stack has only steps that follow each other in one slice or window, or that were stored one right after
+    the other, also in a flat batch of slices. Elsewhere reshape such a batch first, or it is one line in time. A
+    `LazyFrameStorage` stores every frame once and stacks when it reads, which costs less and works with any sampler.
 
     Args:
         N: frames of a stack, the oldest first.
@@ -52,6 +58,8 @@ class CatFrames(Transform):
         padding_value: that number.
         as_inverse: stack when a buffer is written, instead of when it is read.
         done_key: the flag under "next" that ends a trajectory, "done" by default.
+        traj_key: an entry of ids, one value a step, besides the default ones.
+        only_named_keys: only `done_key` and `traj_key` mark trajectories, and ("collector", "mask").
 
     KeyError for missing frames, and if no entry marks ends. ValueError for data without time, frames without `dim`, and a
     batch of a buffer in which no step follows another.
@@ -68,6 +76,8 @@ class CatFrames(Transform):
         as_inverse: bool = False,
         *,
         done_key: NestedKey = "done",
+        traj_key: NestedKey | None = None,
+        only_named_keys: bool = False,
     ) -> None:
         in_keys = ["pixels"] if in_keys is None else in_keys
         super().__init__(in_keys, in_keys if out_keys is None else out_keys)
@@ -77,6 +87,57 @@ class CatFrames(Transform):
         self.padding, self.padding_value, self.as_inverse = padding, padding_value, bool(as_inverse)
         done_key = as_key("done_key", done_key)
         self.done_key = before_key(done_key) or done_key
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+
+    def make_rb_transform_and_sampler(
+        self, batch_size: int | None = None, **sampler_kwargs: Any
+    ) -> "tuple[Compose, StackSampler]":
+        """A transform and a sampler for a buffer that stores single frames and gives items with stacks.
+
+        The sampler draws slices of N steps, as many as the batch has items: a batch of size 32 reads 32 * N steps. The
+        transform stacks the frames of each slice, also those under "next", and keeps its newest step. `out_keys` are not
+        stored. Put transforms that make the frames, such as `ToTensorImage`, before it in a `Compose`. For a `ReplayBuffer`:
+        a `TensorDictReplayBuffer` refuses transforms that take rows away.
+
+        The newest step has N - 1 steps before it in its trajectory. To draw the first steps of trajectories too, with padded
+        stacks, pass strict_length=False, pad_output=True, span=(True, False).
+
+        Args:
+            batch_size: accepted; the batch size of the buffer, or of `sample`, counts.
+            **sampler_kwargs: as for `SliceSampler`, without `num_slices` and `slice_len`. `truncated_key` is None by
+                default: flags stay as they are stored, and not every item is an end.
+
+        Returns a `Compose` and a `StackSampler`. ValueError where an entry of `in_keys` is one of `out_keys`, since then no
+        single frame would be stored.
+        """
+        from interop.samplers import StackSampler
+        from interop.transforms.chain import Compose
+        from interop.transforms.keys import ExcludeTransform
+
+        if batch_size is not None:
+            whole("batch_size", batch_size)
+        if both := [key for key in self.in_keys if key in self.out_keys]:
+            raise ValueError(
+                f"CatFrames: {both} are in_keys and out_keys: single frames are to be stored, and their stacks are not. "
+                "Give out_keys of their own"
+            )
+        in_keys, out_keys = (
+            [*keys, *(("next", *as_path(key)) for key in keys)] for keys in (self.in_keys, self.out_keys)
+        )
+        frames = type(self)(
+            self.N,
+            self.dim,
+            in_keys,
+            out_keys,
+            self.padding,
+            self.padding_value,
+            done_key=self.done_key,
+            traj_key=self.traj_key,
+            only_named_keys=self.only_named_keys,
+        )
+        slices = _SlicesAsRows(self.N)
+        made = Compose(slices, frames, _NewestStep(), ExcludeTransform(*out_keys, inverse=True))
+        return made, StackSampler(self.N, **{"truncated_key": None, **sampler_kwargs})
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict if self.as_inverse else self._stacked(next_tensordict)
@@ -96,7 +157,7 @@ class CatFrames(Transform):
                 raise ValueError(
                     f"CatFrames: {key!r} has frames of shape {shape}, which has no dim {self.dim}: unsqueeze them"
                 )
-        windows = _windows(data, self.N, self.done_key)
+        windows = self._windows(data)
         made: list[tuple[NestedKey, Tensor]] = []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if key in frames:
@@ -125,67 +186,95 @@ class CatFrames(Transform):
         place = len(shape) - 1 + len(item) + self.dim
         return out.view(*shape, *item).movedim(len(shape) - 1, place).flatten(place, place + 1)
 
+    def _windows(self, data: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+        """The N steps up to each step of data in time, cut where its trajectory begins.
+
+        Returns their places in the flat batch, int64 [steps * N]: the first step of the trajectory for missing ones. Then
+        whether a step is missing, bool [*batch_size, N], and whether more than one is missing behind it.
+        """
+        shape, count = data.batch_size, self.N
+        time = data.names.index("time") if "time" in data.names else len(shape) - 1
+        marks, ends = self._marks(data, time)
+        breaks = breaks_in_buffer(marks)
+        tensors = (value for value in (*marks.entries.values(), *data.values(True, True)) if isinstance(value, Tensor))
+        device = next((value.device for value in tensors), torch.device("cpu"))
+        none_follows = breaks is not None and count > 1 and breaks[:, 1:].size > 0 and bool(breaks[:, 1:].all())
+        if none_follows and not trajectories_of(marks.rows(ends), marks.keys).starts.all():
+            raise ValueError(
+                "CatFrames: none of these steps comes right after the one before it, there is nothing to stack: draw with a "
+                "SliceSampler, or store frames in a LazyFrameStorage"
+            )
+        steps = SideBySide.of(marks, device, ends=ends, breaks=breaks)
+        begins = steps.stops.movedim(time, -1).roll(1, -1)
+        begins[..., :1] = True
+        place = torch.arange(shape[time], device=device)
+        bound = place.where(begins, 0).cummax(-1).values.unsqueeze(-1)
+        wanted = place.unsqueeze(-1) + torch.arange(1 - count, 1, device=device)
+        outside, earlier = ((wanted < each).movedim(-2, time) for each in (bound, bound - 1))
+        places = torch.maximum(wanted, bound)  # in the order of `steps`, time last but one
+        if steps.order is not None:
+            order = steps.order.movedim(time, -1).unsqueeze(-1)
+            places = order.expand(*order.shape[:-1], count).take_along_dim(places, -2)
+            outside, earlier = steps.restored(outside), steps.restored(earlier)
+        rows = torch.arange(shape.numel(), device=device).reshape(shape).movedim(time, -1)[..., :1]
+        places = (places * shape[time + 1 :].numel() + rows.unsqueeze(-1)).movedim(-2, time)
+        return steps.restored(places).reshape(-1), outside, earlier
+
+    def _marks(self, data: TensorDictBase, time: int) -> tuple[StepMarks, Tensor | None]:
+        """The entries that mark trajectories, and the flags of several agents combined, bool of the batch size.
+
+        KeyError if none marks trajectories, ValueError for flags that do not fit the steps.
+        """
+        shape, path, order = data.batch_size, ("next", *as_path(self.done_key)), current()
+        ids: list[Path] = list(_IDS)
+        if order is not None and order.traj_key is not None:
+            ids.append(as_path(order.traj_key))
+        keys = keys_of(self.traj_key, [path], self.only_named_keys, MASKS, () if self.only_named_keys else ids)
+        marks, done = StepMarks.of(data, time, keys), data.get(path, None)
+        ends = None
+        if done is not None:
+            expect_tensor("CatFrames", path, done)
+            if done.shape[: len(shape)] != shape:
+                fit = f"does not fit a batch size of {list(shape)}"
+                raise ValueError(f"CatFrames: {path!r} of shape {list(done.shape)} {fit}")
+            if done.numel() != shape.numel():
+                ends = returns.flags(done).flatten(len(shape)).any(-1)
+        both = all(("next", name) in marks.keys.ends for name in ("terminated", "truncated"))
+        if done is not None or marks.keys.ids or marks.keys.firsts or (path == _DONE and both):
+            return marks, ends
+        raise KeyError(
+            f"CatFrames: {path!r} not found in tensordict, which has {known_keys(data)}: without it nothing marks where "
+            "trajectories end"
+        )
+
     def __repr__(self) -> str:
         return f"CatFrames(N={self.N}, dim={self.dim}, keys={self.in_keys})"
 
 
-def _windows(data: TensorDictBase, count: int, done_key: NestedKey) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` steps up to each step of data in time, cut where its trajectory begins.
+class _SlicesAsRows(Transform):
+    """Slices of a flat batch as rows, [slices, length]."""
 
-    Returns their places in the flat batch, int64 [steps * count]: the first step of the trajectory for missing ones.
-    Then whether a step is missing, bool [*batch_size, count], and whether more than one is missing behind it.
-    """
-    shape = data.batch_size
-    time = data.names.index("time") if "time" in data.names else len(shape) - 1
-    begins = _begins(data, time, done_key)
-    begins[..., :1] = True
-    follows = follows_in_buffer(shape, time)
-    if follows is not None:
-        alone = not bool(follows.any()) and not bool(begins[..., 1:].all())
-        if alone and count > 1 and follows.numel():
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        count = next_tensordict.batch_size.numel()
+        if count % self.length:
             raise ValueError(
-                "CatFrames: none of these steps comes right after the one before it, there is nothing to stack: draw "
-                "with a SliceSampler, or store frames in a LazyFrameStorage"
+                f"{count} steps are no slices of {self.length}: sample with the StackSampler that was made with this "
+                "transform, and with strict_length=False give pad_output=True"
             )
-        begins[..., 1:] |= ~follows.to(begins.device)
-    steps = torch.arange(shape[time], device=begins.device)
-    wanted = steps.unsqueeze(-1) + torch.arange(1 - count, 1, device=steps.device)
-    bound = steps.where(begins, 0).cummax(-1).values.unsqueeze(-1)
-    rows = torch.arange(shape.numel(), device=steps.device).reshape(shape).movedim(time, -1)[..., :1]
-    places = torch.maximum(wanted, bound) * shape[time + 1 :].numel() + rows.unsqueeze(-1)
-    outside, earlier = (wanted < each for each in (bound, bound - 1))
-    return places.movedim(-2, time).reshape(-1), outside.movedim(-2, time), earlier.movedim(-2, time)
+        return next_tensordict.reshape(-1, self.length)
 
 
-def _begins(data: TensorDictBase, time: int, done_key: NestedKey) -> Tensor:
-    """bool [..., T], time last: whether a trajectory ends before a step."""
-    shape, done_key = data.batch_size, ("next", *as_path(done_key))
-    order = current()
-    drawn_by = () if order is None or order.traj_key is None else (order.traj_key,)
-    marked, changes = False, []
-    for key in dict.fromkeys((done_key, _TRUNCATED)):
-        if (ends := data.get(key, None)) is not None:
-            expect_tensor("CatFrames", key, ends)
-            changes.append(_of_items(ends, shape, key).movedim(time, 0)[:-1] != 0)
-            marked |= key == done_key
-    for key in (*_IDS, *drawn_by, _MASK):
-        if isinstance(value := data.get(key, None), Tensor) and not value.is_floating_point():
-            moved = _of_items(value, shape, key).movedim(time, 0)
-            changes.append(moved[1:] != moved[:-1])
-            marked |= key != _MASK
-    if not marked:
-        raise KeyError(
-            f"CatFrames: {done_key!r} not found in tensordict, which has {known_keys(data)}: without it nothing marks where "
-            "trajectories end"
-        )
-    device = next((value.device for value in (*changes, *data.values(True, True))), None)
-    begins = torch.zeros(shape, dtype=torch.bool, device=device).movedim(time, 0)
-    for change in changes:
-        begins[1:] |= change.unsqueeze(-1).flatten(len(shape)).any(-1).to(device)
-    return begins.movedim(0, -1)
+class _NewestStep(Transform):
+    """The last step of each row [rows, length] that is no padding of a slice."""
 
-
-def _of_items(value: Tensor, shape: Sequence[int], key: Any) -> Tensor:
-    if list(value.shape[: len(shape)]) != list(shape):
-        raise ValueError(f"CatFrames: {key!r} of shape {list(value.shape)} does not fit a batch size of {list(shape)}")
-    return value
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        order, (rows, length) = current(), next_tensordict.batch_size
+        mask = None if order is None else order.mask
+        if mask is None or mask.numel() != rows * length:
+            return next_tensordict[:, -1]
+        last = mask.reshape(rows, length).long().sum(1).clamp(1) - 1
+        return next_tensordict[torch.arange(rows, device=last.device), last]

@@ -5,10 +5,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from interop.data.trajectory_keys import MASKS
+from interop.postprocs.batch_trajectories import StepMarks
+
 if TYPE_CHECKING:  # storages of ensembles hold chains
+    from interop.sample_units import SampleUnit
     from interop.samplers import Sampler
     from interop.storages import Storage
     from interop.transforms.chain import Compose
@@ -25,59 +30,82 @@ class HasTransforms(Protocol):
     def transform(self) -> "Compose": ...
     @property
     def dim_extend(self) -> int: ...
+    @property
+    def sample_unit(self) -> "SampleUnit | None": ...
 
 
 class Order:
     """The slots of a batch, and the cursor at the time it was read. Made under the lock.
 
     Args:
-        storage, sampler: of the buffer.
+        storage, sampler, sample_unit: of the buffer.
         index: slots or a tuple of coordinates that the sampler drew; without `info`, an index of `rb[...]`.
         info: of the sampler about the batch.
         dim_extend: of the buffer; needed without `info`.
     """
 
     def __init__(
-        self, storage: "Storage", index: Any, info: dict[Any, Any] | None, sampler: "Sampler", dim_extend: int = 0
+        self,
+        storage: "Storage",
+        index: Any,
+        info: dict[Any, Any] | None,
+        sampler: "Sampler",
+        dim_extend: int = 0,
+        sample_unit: "SampleUnit | None" = None,
     ) -> None:
         self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
         self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage.ring.cursor
         self._sampler = sampler
+        self._runs: tuple[Tensor, Tensor] | None = None  # of which run each item is, and which step of it
+        if info is not None:
+            count = (index[0] if isinstance(index, tuple) else index).numel()
+            self._runs = _windows(info, count) if sample_unit is not None else _slices(sampler, info, count)
+            if getattr(sample_unit, "dilation", 1) != 1:
+                self._runs = None
 
     @classmethod
     def of(cls, buffer: HasTransforms, index: Any, info: dict[Any, Any] | None = None) -> "Order | None":
         """The order of a batch of a buffer; None if it has no transforms."""
         if not len(buffer.transform):
             return None
-        return cls(buffer.storage, index, info, buffer.sampler, buffer.dim_extend)
+        return cls(buffer.storage, index, info, buffer.sampler, buffer.dim_extend, buffer.sample_unit)
 
     @property
     def traj_key(self) -> Any:
         """The key of trajectory ids, if the sampler uses one."""
         return getattr(self._sampler, "traj_key", None)
 
-    def follows(self, batch_size: torch.Size, time: int) -> Tensor | None:
-        """Whether each item was stored right after the previous one, bool [..., T - 1], time last.
+    @property
+    def mask(self) -> Tensor | None:
+        """False for the padding of slices, [items]; None without any."""
+        mask = (self._info or {}).get(MASKS[0])
+        return mask.reshape(-1) if isinstance(mask, Tensor) else None
 
-        The batch may be reshaped. None if this is unknown: other items, or items with a time dim of their own.
+    def follows(self, batch_size: torch.Size, time: int) -> Tensor | None:
+        """Whether each item comes right after the previous one, bool [..., T - 1], time last.
+
+        The items of a slice or window do, in which the rows of its trajectory may have been stored with those of others in
+        between. Other items do if they were stored one right after the other. The batch may be reshaped. None if this is
+        unknown: other items, or items with a time dim of their own.
         """
         shape = self._shape
-        slots, info = self._slots(shape), self._info or {}
-        ends = info.get(getattr(self._sampler, "truncated_key", None))
-        if batch_size[: slots.ndim] != slots.shape:
+        slots = self._slots(shape)
+        dims = slots.ndim
+        if batch_size[:dims] != slots.shape:
             if batch_size.numel() != slots.numel():
                 return None
-            slots = slots.reshape(batch_size)
-        elif time >= slots.ndim:
+            slots, dims = slots.reshape(batch_size), len(batch_size)
+        elif time >= dims:
             return None
+        if self._runs is not None:
+            number, step = (each.reshape(batch_size[:dims]).movedim(time, -1) for each in self._runs)
+            return (number[..., 1:] == number[..., :-1]) & (step[..., 1:] - step[..., :-1] == 1)
         lanes = shape[1:].numel()
         slots = slots.movedim(time, -1)
         rows, lane = slots // lanes, slots % lanes
         capacity = self._storage.max_size // lanes
         follows = ((rows[..., 1:] - rows[..., :-1]) % capacity == 1) & (lane[..., 1:] == lane[..., :-1])
         follows &= rows[..., 1:] != self._end
-        if ends is not None and ends.numel() == slots.numel():
-            follows &= ~ends.reshape(batch_size[: slots.ndim]).movedim(time, -1)[..., :-1]
         return follows
 
     def _slots(self, shape: torch.Size) -> Tensor:
@@ -91,6 +119,39 @@ class Order:
             return found
         grid = torch.arange(shape.numel(), device="cpu").reshape(shape)
         return grid.transpose(0, self._dim_extend)[self._index]
+
+
+def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
+    """The slice of each item, int64 [count], and its step there, by the last draw or the info; None for no slices.
+
+    Padding is no part of a slice.
+    """
+    padding = torch.zeros(count, dtype=torch.bool, device="cpu")
+    mask = info.get(MASKS[0])
+    if isinstance(mask, Tensor) and mask.numel() == count:
+        padding = ~mask.reshape(-1).cpu()
+    begins = torch.zeros(count, dtype=torch.bool, device="cpu")
+    begins[:1] = True
+    lengths, ends = sampler.slice_lengths(), info.get(getattr(sampler, "truncated_key", None))
+    if lengths is not None and lengths.sum() == count:
+        begins[torch.from_numpy(lengths.cumsum() - lengths)] = True
+    elif isinstance(ends, Tensor) and ends.numel() == count:  # of a sampler of a user
+        begins[1:] = ends.reshape(-1)[:-1].cpu() | (padding[:-1] & ~padding[1:])
+    else:
+        return None
+    number, place = begins.cumsum(0), torch.arange(count, device="cpu")
+    step = place - place.where(begins, 0).cummax(0).values
+    return number.where(~padding, -1 - place), step
+
+
+def _windows(info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
+    """The window of each item, int64 [count], and its step there; None without windows. Padding is no part of one."""
+    found = [info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask")]
+    flat = (each.reshape(-1) if isinstance(each, Tensor) and each.numel() == count else None for each in found)
+    number, step, valid = flat
+    if number is None or step is None or valid is None:
+        return None
+    return number.where(valid, -1 - torch.arange(count, device="cpu")), step
 
 
 _current: ContextVar[Order | None] = ContextVar("order", default=None)
@@ -115,6 +176,16 @@ def follows_in_buffer(batch_size: torch.Size, time: int) -> Tensor | None:
     """`Order.follows` of the batch that a buffer is reading; None elsewhere."""
     order = current()
     return None if order is None else order.follows(batch_size, time)
+
+
+def breaks_in_buffer(marks: StepMarks) -> np.ndarray | None:
+    """Which steps of the batch that a buffer reads do not follow the one before them, bool [lanes, T]; None elsewhere."""
+    follows = follows_in_buffer(marks.batch, marks.time)
+    if follows is None:
+        return None
+    found = np.zeros((marks.lanes, marks.batch[marks.time]), np.bool_)
+    found[:, 1:] = ~follows.reshape(marks.lanes, -1).numpy()
+    return found
 
 
 def refuse_several(name: str, batch_size: torch.Size, time: int) -> None:

@@ -4,26 +4,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf import checks
-from interop.data.keys import as_path, entries_below
+from interop.data.keys import as_path, checked_key
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.postprocs import returns
-from interop.postprocs.multi_step import RolloutKeys, mapped, rollout, transitions
-from interop.transforms.order import follows_in_buffer
+from interop.postprocs.batch_trajectories import SideBySide, StepMarks, keys_of
+from interop.postprocs.multi_step import RolloutKeys, rollout
+from interop.transforms.order import breaks_in_buffer
 from interop.transforms.transform import Keys, Transform, as_keys, expect_tensor, expect_tensordict, put
+from interop.transforms.waiting_frames import WaitingFrames
 
-_STATE = {"n_steps", "gamma", "frames"}
+_STATE = {"n_steps", "gamma", "frames", "stored", "interleaved"}
 
 
 class MultiStepTransform(Transform):
     """Stores transitions of n steps, as `MultiStep` makes them, of a stream that comes in pieces.
 
-    The last `n_steps` frames wait for those that follow: after k frames max(0, k - n_steps) are stored. `inv` returns None
-    if there are none yet. Reading changes nothing. Time is the last dim of the data; each lane of the other dims is a
-    stream. The waiting frames are part of `state_dict()`, of checkpoints and of the transactions of the buffer.
+    Time is the last dim of the data; each lane of the other dims is a stream. The last `n_steps` frames wait for those that
+    follow: after k frames max(0, k - n_steps) are stored, however the stream is cut. `inv` returns None if there are none
+    yet. Reading changes nothing. The waiting frames are part of `state_dict()`, of checkpoints and of the transactions of
+    the buffer.
+
+    The frames of several trajectories may be interleaved in a lane, such as rows [environments] that are written step by
+    step with ("collector", "traj_ids"). Each trajectory is then a stream of its own. A frame is stored as soon as its
+    `n_steps` steps are known, or its trajectory has ended or can no longer be continued: by a second row of another
+    trajectory since its last one, or 65,536 rows behind it. As long as one row each of several trajectories is known, they
+    may be interleaved, and a frame waits longer than for `n_steps` frames. Of several lanes as many frames are stored as of
+    the one with the fewest.
 
     Args:
         n_steps: at least 1. It may be set later, for the next write.
@@ -31,6 +42,7 @@ class MultiStepTransform(Transform):
         reward_keys, done_key, done_keys: under "next", as for `MultiStep`.
         mask_key: of the mask, which is False for padding.
         last_flags: as for `MultiStep`.
+        traj_key, only_named_keys: as for `MultiStep`.
 
     Frames that do not fit the waiting ones are refused: KeyError for other entries, TypeError for another dtype or entries
     that are no tensors, ValueError for another shape, and in a buffer whose data has time in another dim. Waiting frames
@@ -49,6 +61,8 @@ class MultiStepTransform(Transform):
         done_keys: Any = None,
         mask_key: Any = None,
         last_flags: bool = False,
+        traj_key: Any = None,
+        only_named_keys: bool = False,
     ) -> None:
         super().__init__()
         self.n_steps, self.gamma = n_steps, gamma
@@ -57,7 +71,8 @@ class MultiStepTransform(Transform):
         self.done_keys: Any = ["done", "truncated", "terminated"] if done_keys is None else done_keys
         self.mask_key: Any = "mask" if mask_key is None else mask_key
         self.last_flags = last_flags
-        self._waiting: TensorDictBase | None = None  # never changed in place
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self._waiting = WaitingFrames()
 
     @property
     def n_steps(self) -> int:
@@ -86,34 +101,15 @@ class MultiStepTransform(Transform):
     def inv(self, tensordict: TensorDictBase) -> Any:
         """The complete transitions; None if there are none. The tensordict is not changed."""
         _refuse_other_time(self)
-        new, waiting, keys, n = rollout(self, tensordict), self._waiting, RolloutKeys.of(self), self._n_steps
-        time = new.ndim - 1
-        frames = mapped(new, time, new.shape[time], _detached)
-        if waiting is not None:
-            if waiting.ndim != frames.ndim or waiting.shape[:time] != frames.shape[:time]:
-                raise ValueError(
-                    f"the waiting frames are {list(waiting.shape)}, new ones {list(frames.shape)}: all dims but the last, "
-                    "time, must agree"
-                )
-            frames = _joined(waiting, frames, time)
-        total = frames.shape[time]
-        count, new_is_large = max(total - n, 0), new.shape[time] > n
-        made = transitions(frames, keys, self._gamma, n, count, copy=count < n)  # few rows share no memory with many
-        if waiting is None or new_is_large:
-            frames = mapped(
-                frames, time, total - count, lambda _, leaf: leaf.narrow(time, count, total - count).clone()
-            )
-        elif count:
-            frames = mapped(frames, time, total - count, lambda _, leaf: leaf.narrow(time, count, total - count))
-        self._waiting = frames
-        return made if count else None
+        new, keys, n = rollout(self, tensordict), RolloutKeys.of(self), self._n_steps
+        found, self._waiting = self._waiting.followed_by(new, keys, self._gamma, n)
+        return found
 
     def flush(self) -> TensorDictBase | None:
         """The transitions of the waiting frames as the end of the stream; None if no frames wait. None wait afterwards."""
-        frames, self._waiting = self._waiting, None
-        if frames is None or not frames.shape[-1]:
-            return None
-        return transitions(frames, RolloutKeys.of(self), self._gamma, self._n_steps, frames.shape[-1])
+        found = self._waiting.as_end(RolloutKeys.of(self), self._gamma, self._n_steps)
+        self._waiting = WaitingFrames()
+        return found
 
     def snapshot(self) -> Any:
         return self._waiting
@@ -122,19 +118,19 @@ class MultiStepTransform(Transform):
         self._waiting = snapshot
 
     def forget(self) -> None:
-        self._waiting = None
+        self._waiting = WaitingFrames()
 
     def get_extra_state(self) -> dict[str, Any]:
         """n_steps, gamma, and the waiting frames as plain values."""
-        frames = None if self._waiting is None else _as_plain(self._waiting)
-        return {"n_steps": self._n_steps, "gamma": self._gamma, "frames": frames}
+        return {"n_steps": self._n_steps, "gamma": self._gamma, **self._waiting.as_plain()}
 
     def set_extra_state(self, state: Any) -> None:
         """Continue from a saved state. TypeError or ValueError for a wrong one."""
-        if not isinstance(state, Mapping) or set(state) != _STATE:
+        waiting = {"stored": None, "interleaved": False}  # not in states of earlier versions
+        if not isinstance(state, Mapping) or set(state) | set(waiting) != _STATE:
             raise TypeError(f"the state of a MultiStepTransform has {', '.join(sorted(_STATE))}, got {state!r}")
         n, gamma = checks.as_int("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
-        frames = None if state["frames"] is None else _from_plain(state["frames"])
+        frames = WaitingFrames.from_plain({**waiting, **state})
         self._n_steps, self._gamma, self._waiting = n, gamma, frames
 
     def __repr__(self) -> str:
@@ -144,16 +140,20 @@ class MultiStepTransform(Transform):
 class Reward2GoTransform(Transform):
     """Stores returns to the end of the trajectory in place of rewards: G[t] = r[t] + gamma * G[t + 1].
 
-    Reading changes nothing. Time is the last dim of the tensordict. A trajectory ends where ("next", done_key) is true, and
-    with the data. Each line of time must have an end: otherwise rewards that are still to come would be missing.
+    Reading changes nothing. Time is the last dim of the tensordict. A trajectory ends with the data, and where any entry
+    says so, as for `MultiStep`; interleaved ids are separate trajectories. Each line of time must have an end, by a flag or
+    because another trajectory begins: otherwise rewards that are still to come would be missing.
 
     Args:
         gamma: discount, from 0 to 1.
         in_keys: of rewards; ("next", "reward") by default.
         out_keys: where the returns are stored; in place of the rewards by default.
         done_key: under "next".
+        traj_key: an entry of ids, one value a step, besides the default ones.
+        only_named_keys: only `done_key` and `traj_key` mark trajectories.
 
-    KeyError for a missing entry. RuntimeError for a line without an end, and for flags that do not fit the rewards.
+    KeyError for a missing entry, and for a missing `done_key` where nothing else marks trajectories. RuntimeError for a line
+    without an end, and for flags that do not fit the rewards.
     ValueError in a buffer whose data has time in another dim.
     """
 
@@ -165,11 +165,15 @@ class Reward2GoTransform(Transform):
         in_keys: Keys = None,
         out_keys: Keys = None,
         done_key: Any = "done",
+        *,
+        traj_key: Any = None,
+        only_named_keys: bool = False,
     ) -> None:
         found = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
         stored = found if out_keys is None else as_keys("out_keys", out_keys)
         super().__init__(found, stored, in_keys_inv=stored, out_keys_inv=found)
         self.done_key = done_key
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
         value = returns.as_discount(1.0 if gamma is None else gamma)
         self.register_buffer("gamma", torch.tensor(value, dtype=torch.float64, device="cpu"))
 
@@ -181,13 +185,17 @@ class Reward2GoTransform(Transform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         _refuse_other_time(self)
-        time = rollout(self, tensordict).ndim - 1
-        ends = returns.flags(returns.entry(tensordict, ("next", *as_path(self.done_key))))
-        if ends.numel() and not ends.any(time).all():
-            raise RuntimeError(
-                f"No episode ends found to calculate the reward to go: {('next', self.done_key)!r} needs a true step in "
-                f"each of the lines along dim {time} of {list(ends.shape)}. Write whole episodes at once"
-            )
+        time, path = rollout(self, tensordict).ndim - 1, ("next", *as_path(self.done_key))
+        keys = keys_of(self.traj_key, [path], self.only_named_keys)
+        marks = StepMarks.of(tensordict, time, keys)
+        is_optional = path == ("next", "done") and any(marks.keys.groups()[:3])
+        done = tensordict.get(path, None) if is_optional else returns.entry(tensordict, path)
+        device = tensordict.get(self.out_keys_inv[0], done).device
+        if done is None:
+            done = torch.zeros(tensordict.batch_size, dtype=torch.bool, device=device)
+        steps, flags = SideBySide.of(marks, device), returns.flags(done)
+        self._refuse_endless(steps, flags, path)
+        ends = steps.all_stops(flags)
         for source, stored in zip(self.out_keys_inv, self.in_keys_inv, strict=True):
             reward = returns.entry(tensordict, source)
             if ends.shape not in (reward.shape, reward.shape[: time + 1], (*reward.shape[: time + 1], 1)):
@@ -195,17 +203,42 @@ class Reward2GoTransform(Transform):
                     f"{source!r} is {list(reward.shape)} and the flags of ends are {list(ends.shape)}: one for each, or for "
                     "each step, is needed"
                 )
-            tensordict.set(stored, returns.returns_to_go(reward, ends, float(self.gamma), time))
+            found = returns.returns_to_go(steps.arranged(reward), ends, float(self.gamma), time)
+            tensordict.set(stored, steps.restored(found))
         return tensordict
+
+    def _refuse_endless(self, steps: SideBySide, done: Tensor, path: tuple[Any, ...]) -> None:
+        """RuntimeError for a line of time without an end before or at its last step."""
+        time = steps.marks.time
+        if not done.numel():
+            return
+        flagged, divided = steps.marks.ends, None
+        if flagged is not None:
+            divided = flagged.any(time)
+        if divided is None or not divided.all():  # another trajectory that follows is an end, too
+            follows = steps.stops.narrow(time, 0, steps.stops.shape[time] - 1).any(time)
+            divided = follows if divided is None else divided | follows.to(divided.device)
+        if done.numel() > steps.stops.numel():
+            ended = done.any(time)
+            divided = (
+                divided.reshape([*divided.shape, *(1 for _ in ended.shape[divided.ndim :])]).to(ended.device) | ended
+            )
+        if not divided.all():
+            raise RuntimeError(
+                f"No episode ends found to calculate the reward to go: {path!r} needs a true step in each of the lines "
+                f"along dim {time} of {list(done.shape)}. Write whole episodes at once"
+            )
 
 
 class RewardSum(Transform):
     """The sum of the rewards of each trajectory so far, with the reward of the step itself.
 
     Time is the dim named "time". A step whose "done" is true is the last of its trajectory. The flag is found beside the
-    reward or further out, under "next" first; "terminated" or "truncated" stand in for a missing "done". Without any of
-    them all steps along time are one trajectory. In a batch of a buffer, a sum also begins at each step that was not stored
-    right after the previous one.
+    reward or further out, under "next" first; "terminated" or "truncated" stand in for a missing "done". A trajectory also
+    ends where another entry says so: at ("next", "terminated") or ("next", "truncated"), before a true "is_init", and where
+    ("collector", "traj_ids"), "traj_ids", "episode" or ("collector", "mask") changes. Interleaved ids are separate
+    trajectories. Without any of them all steps along time are one trajectory. In a batch of a buffer, a sum also begins at
+    each step that was not stored right after the previous one of its trajectory.
 
     A large, infinite or NaN reward does not change the sums of other trajectories. Sums of integers and bools are int64.
     O(steps * log steps).
@@ -214,33 +247,47 @@ class RewardSum(Transform):
         in_keys: rewards; ["reward"] by default. In a buffer of transitions these are [("next", "reward")].
         out_keys: where the sums go; beside the rewards as "episode_<name>" by default.
         time_dim: the time dim of the tensordict, if none is named "time".
+        traj_key: an entry of ids, one value a step, besides the default ones.
+        only_named_keys: only `traj_key` and the flag that is found beside the reward mark trajectories.
 
     KeyError for missing rewards and flags, TypeError for rewards that are no tensors, ValueError for shapes that do not fit
     and for data without a time dim.
     """
 
-    def __init__(self, in_keys: Keys = None, out_keys: Keys = None, *, time_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        *,
+        time_dim: int | None = None,
+        traj_key: Any = None,
+        only_named_keys: bool = False,
+    ) -> None:
         found = as_keys("in_keys", "reward" if in_keys is None else in_keys)
         beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in found]
         super().__init__(found, beside if out_keys is None else out_keys)
         self.time_dim = time_dim
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RewardSum", next_tensordict)
         time = self._time(next_tensordict)
-        follows = follows_in_buffer(next_tensordict.batch_size, time)
-        ready = []
+        if self.only_named_keys and self.traj_key is None:
+            keys = TrajectoryKeys((), (), (), ())
+        else:
+            keys = keys_of(self.traj_key, (), self.only_named_keys)
+        marks = StepMarks.of(next_tensordict, time, keys)
+        breaks, orders, ready = breaks_in_buffer(marks), dict[torch.device, SideBySide](), []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             reward = self._get(next_tensordict, key)
             if reward is None:
                 continue
             expect_tensor("RewardSum", key, reward)
-            ends = _ends_of(key, _done(next_tensordict, key), reward)
-            if follows is not None:
-                breaks = ~follows.movedim(-1, time).to(reward.device)
-                breaks = breaks.reshape(*breaks.shape, *(1 for _ in reward.shape[breaks.ndim :]))
-                ends.narrow(time, 0, reward.shape[time] - 1).logical_or_(breaks)
-            ready.append((out_key, returns.running_sums(reward, ends, time)))
+            if reward.device not in orders:
+                orders[reward.device] = SideBySide.of(marks, reward.device, breaks=breaks)
+            steps = orders[reward.device]
+            ends = steps.with_stops(_ends_of(key, _done(next_tensordict, key), reward))
+            ready.append((out_key, steps.restored(returns.running_sums(steps.arranged(reward), ends, time))))
         put("RewardSum", next_tensordict, ready)
         return next_tensordict
 
@@ -305,51 +352,3 @@ def _refuse_other_time(transform: Transform) -> None:
             f"{type(transform).__name__} takes the last dim of what is written for time, and this buffer is extended along "
             f"dim {dim} of {buffer.storage.ndim}: build it with dim_extend={buffer.storage.ndim - 1}, and write [..., time]"
         )
-
-
-def _detached(path: tuple[str, ...], leaf: Any) -> Tensor:
-    """The entry without gradients. TypeError for an entry that is no tensor."""
-    if not isinstance(leaf, Tensor):
-        raise TypeError(f"{path!r} is no tensor, and cannot wait for the frames that follow: leave it out")
-    return leaf.detach() if leaf.requires_grad else leaf
-
-
-def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int) -> TensorDictBase:
-    """The waiting frames and those that follow, on the device of these. Errors for new ones that do not fit."""
-    old = dict(entries_below(waiting))
-
-    def joined(path: tuple[str, ...], leaf: Tensor) -> Tensor:
-        other = old.pop(path, None)
-        if other is None:
-            raise KeyError(f"{path!r} not found in the waiting frames: flush() them before entries change")
-        if leaf.dtype != other.dtype:
-            raise TypeError(f"{path!r} is {leaf.dtype}, in the waiting frames {other.dtype}")
-        if leaf.shape[time + 1 :] != other.shape[time + 1 :]:
-            item, kept = list(leaf.shape[time + 1 :]), list(other.shape[time + 1 :])
-            raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {kept}")
-        return torch.cat([other if other.device == leaf.device else other.to(leaf.device), leaf], time)
-
-    frames = mapped(new, time, waiting.shape[time] + new.shape[time], joined)
-    if old:
-        raise KeyError(f"{sorted(old)} not found in new frames: flush() the waiting ones before entries change")
-    return frames
-
-
-def _as_plain(data: TensorDictBase) -> dict[str, Any]:
-    """A tensordict as dicts, lists and tensors."""
-    entries = {key: value if isinstance(value, Tensor) else _as_plain(value) for key, value in data.items()}
-    return {"batch": list(data.batch_size), "entries": entries}
-
-
-def _from_plain(plain: Any) -> TensorDictBase:
-    """The tensordict of a result of `_as_plain`. TypeError or ValueError for other values."""
-    if not isinstance(plain, Mapping) or set(plain) != {"batch", "entries"}:
-        raise TypeError(f"frames have batch and entries, got {plain!r}")
-    entries = {
-        key: value.clone() if isinstance(value, Tensor) else _from_plain(value)
-        for key, value in plain["entries"].items()
-    }
-    try:
-        return TensorDict(entries, plain["batch"])
-    except RuntimeError as error:
-        raise ValueError(f"frames of batch size {plain['batch']} do not fit: {error}") from error

@@ -9,7 +9,10 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.arguments import whole
-from interop.data.keys import as_path
+from interop.data.keys import as_path, checked_key
+from interop.data.trajectory_keys import TrajectoryKeys
+from interop.postprocs import returns
+from interop.postprocs.batch_trajectories import SideBySide, StepMarks, keys_of
 from interop.postprocs.gather import picked_items
 from interop.transforms.order import refuse_several
 from interop.transforms.transform import (
@@ -27,8 +30,10 @@ from interop.transforms.transform import (
 class RandomCropTensorDict(Transform):
     """Takes a random window of each sequence: batch size [..., T] becomes [..., sub_seq_len].
 
-    Each sequence has a window of its own. All starts 0, ..., T - sub_seq_len are equally likely. The result is a copy.
-    Reshape a flat batch of slices to [slices, T] before.
+    Each sequence has a window of its own, within one trajectory: where an entry says that a sequence has several, as for
+    `CatFrames`, no window crosses an end, and interleaved trajectories are separate. All starts of such windows, for one
+    trajectory 0, ..., T - sub_seq_len, are equally likely. The result is a copy. Reshape a flat batch of slices to
+    [slices, T] before.
 
     Args:
         sub_seq_len: steps of a window.
@@ -36,9 +41,11 @@ class RandomCropTensorDict(Transform):
         mask_key: bool entry of the shape of the batch, False for padding behind a sequence, which no window reaches.
         generator: of random numbers; torch's global generator of the device of the data by default. Copies by `clone` share
             it; it is not part of a checkpoint.
+        traj_key: an entry of ids, one value a step, besides the default ones.
+        only_named_keys: only `traj_key` and `mask_key` mark trajectories; without `traj_key` a sequence is one.
 
-    RuntimeError for a tensordict without batch dims and for sequences shorter than a window, ValueError for a mask of
-    another shape or with gaps, KeyError for a missing mask.
+    RuntimeError for a tensordict without batch dims and for sequences of which no trajectory is as long as a window,
+    ValueError for a mask of another shape or with gaps, KeyError for a missing mask.
     """
 
     def __init__(
@@ -47,6 +54,9 @@ class RandomCropTensorDict(Transform):
         sample_dim: int = -1,
         mask_key: NestedKey | None = None,
         generator: torch.Generator | None = None,
+        *,
+        traj_key: NestedKey | None = None,
+        only_named_keys: bool = False,
     ) -> None:
         super().__init__()
         self.sub_seq_len = whole("sub_seq_len", sub_seq_len)
@@ -55,6 +65,7 @@ class RandomCropTensorDict(Transform):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
         self.generator = generator
+        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RandomCropTensorDict", next_tensordict)
@@ -73,14 +84,53 @@ class RandomCropTensorDict(Transform):
             )
         refuse_several("RandomCropTensorDict", shape, dim)
         device = next_tensordict.device or next((value.device for *_, value in tensors(next_tensordict)), None)
-        room = valid.to(device) - (length - 1)  # starts of each sequence
-        source = room.device if self.generator is None else self.generator.device
-        shares = torch.rand(room.shape, generator=self.generator, device=source, dtype=torch.float64)
-        starts = (shares.to(room.device) * room).long()
-        times = starts.unsqueeze(-1) + torch.arange(length, device=starts.device)
-        rows = torch.arange(shape.numel(), device=starts.device).reshape(shape).movedim(dim, -1)
+        device = valid.device if device is None else device
+        steps = SideBySide.of(self._marks(next_tensordict, dim), device)
+        starts = self._starts(steps, valid.to(device))
+        times = starts.unsqueeze(-1) + torch.arange(length, device=device)
+        if steps.order is not None:
+            times = steps.order.movedim(dim, -1).take_along_dim(times, -1)
+        rows = torch.arange(shape.numel(), device=device).reshape(shape).movedim(dim, -1)
         places = rows[..., :1] + times * shape[dim + 1 :].numel()
         return picked_items(next_tensordict, places.movedim(-1, dim))
+
+    def _starts(self, steps: SideBySide, valid: Tensor) -> Tensor:
+        """A random place of `steps` for each sequence, where a window of one trajectory begins. RuntimeError for none."""
+        length, time = self.sub_seq_len, steps.marks.time
+        shape = steps.marks.batch
+        source = valid.device if self.generator is None else self.generator.device
+        shares = torch.rand(valid.shape, generator=self.generator, device=source, dtype=torch.float64).to(valid.device)
+        inner = steps.stops.movedim(time, -1)[..., :-1]
+        masks = [returns.flags(steps.marks.entries[path]).reshape(shape) for path in steps.marks.keys.masks]
+        if not bool(inner.any()) and all(bool(mask.all()) for mask in masks):
+            return (shares * (valid - (length - 1))).long()
+        place = torch.arange(shape[time], device=valid.device)
+        last = valid.unsqueeze(-1) - length
+        if steps.order is not None:  # `valid` counts steps in the order of the batch
+            masks.append((place < valid.unsqueeze(-1)).movedim(-1, time))
+            last = torch.full_like(last, shape[time] - length)
+        allowed = place <= last
+        stop = steps.stops.movedim(time, -1)
+        for step in range(length - 1):  # no window goes on behind the end of a trajectory
+            allowed[..., : shape[time] - step] &= ~stop[..., step:]
+        for mask in masks:
+            kept = steps.arranged(mask.to(valid.device)).movedim(time, -1)
+            for step in range(length):
+                allowed[..., : shape[time] - step] &= kept[..., step:]
+        count = allowed.sum(-1)
+        if not bool((count > 0).all()):
+            raise RuntimeError(
+                f"RandomCropTensorDict: sub_seq_len={length} is more than the steps of each trajectory of a sequence along "
+                f"dim {time} of a batch size of {list(shape)}: windows do not cross the ends of trajectories"
+            )
+        number = (shares * count).long().unsqueeze(-1)
+        return (allowed.cumsum(-1) > number).long().argmax(-1)
+
+    def _marks(self, data: TensorDictBase, time: int) -> StepMarks:
+        """The entries that mark trajectories."""
+        if self.only_named_keys and self.traj_key is None:
+            return StepMarks.of(data, time, TrajectoryKeys((), (), (), ()))
+        return StepMarks.of(data, time, keys_of(self.traj_key, (), self.only_named_keys))
 
     def _valid_steps(self, data: TensorDictBase, dim: int) -> Tensor:
         """The number of steps of each sequence by the mask, of the shape of the other batch dims."""
@@ -107,8 +157,10 @@ class BurnInTransform(Transform):
     """Runs modules on the first steps of sequences and drops these: batch size [..., T] becomes [..., T - burn_in].
 
     The states that they write under "next" in the last of these steps go to the first step that is left: ("next", "hidden")
-    to "hidden". The other steps keep theirs, or have zeros if there was none. No gradients are taken, and the tensordict is
-    not changed. Time is the last batch dim: reshape a flat batch of slices to [slices, T] before.
+    to "hidden". The other steps keep theirs, or have zeros if there was none; so does that first one where it begins another
+    trajectory, as an entry says (see `CatFrames`). Within the first steps the modules have to begin anew at such a step, as
+    those do that read "is_init". No gradients are taken, and the tensordict is not changed. Time is the last batch dim:
+    reshape a flat batch of slices to [slices, T] before.
 
     The modules are no submodules: they keep their mode, and their parameters are not saved with a buffer.
 
@@ -118,7 +170,8 @@ class BurnInTransform(Transform):
         out_keys: the entries to set, each of which a module writes under "next"; all of them by default.
 
     TypeError for other modules and for a stored state that cannot hold the new one. ValueError for an entry that none writes
-    under "next", for sequences of not more than `burn_in` steps, and for another dim named "time".
+    under "next", for sequences of not more than `burn_in` steps, for interleaved trajectories, and for another dim named
+    "time".
     """
 
     _run: tuple[TensorDictModuleBase, ...]  # not as submodules
@@ -160,6 +213,13 @@ class BurnInTransform(Transform):
                 f"BurnInTransform: time is the last batch dim, the dims are {data.names}: transpose before"
             )
         refuse_several("BurnInTransform", data.batch_size, data.batch_dims - 1)
+        steps = SideBySide.of(StepMarks.of(data, data.batch_dims - 1, TrajectoryKeys()), torch.device("cpu"))
+        if steps.order is not None:
+            raise ValueError(
+                "BurnInTransform: the steps of several trajectories are interleaved along time: give each a row of its own, "
+                "as split_trajectories does"
+            )
+        goes_on = ~steps.stops[..., self.burn_in - 1]
         first, rest = data[..., : self.burn_in].copy(), data[..., self.burn_in :].copy()
         with torch.no_grad():
             for module in self._run:
@@ -180,7 +240,9 @@ class BurnInTransform(Transform):
                 )
             else:
                 held = held.detach().clone()
-            held.select(time, 0).copy_(state)
+            into = held.select(time, 0)
+            kept = goes_on.to(into.device).reshape(*goes_on.shape, *(1 for _ in into.shape[time:]))
+            into.copy_(torch.where(kept, state.to(into), into))
             rest.set(key, held)
         return rest
 

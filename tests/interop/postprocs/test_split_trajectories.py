@@ -46,27 +46,66 @@ def test_where_the_mask_and_the_ids_are() -> None:
     assert set(split_trajectories(data, trajectory_key=("a", "ids"))["a"].keys()) == {"ids", "mask"}
 
 
-def test_ids_come_before_done() -> None:
+def test_ids_and_done_count_together() -> None:
     ids = torch.tensor([5, 5, 7, 7, 7, 5, 9, 9, 9, 9])
     for shaped in (ids, ids[:, None], ids[:, None].double()):
-        split = split_trajectories(rollout(ENDS_AT_3_AND_7, traj_ids=shaped))
-        assert split["traj_ids"].flatten(1).tolist() == [[5, 5, 0, 0], [7, 7, 7, 0], [5, 0, 0, 0], [9] * 4]
+        data = rollout(ENDS_AT_3_AND_7, traj_ids=shaped)
+        split = split_trajectories(data)
+        assert split["traj_ids"].flatten(1).tolist() == [[5, 5], [7, 7], [7, 0], [5, 0], [9, 9], [9, 9]]
         assert split["traj_ids"].dtype == shaped.dtype
+        del data["next", "done"]
+        split = split_trajectories(data)
+        assert split["obs"].tolist() == [[0, 1, 0, 0], [2, 3, 4, 0], [5, 0, 0, 0], [6, 7, 8, 9]]
     split = split_trajectories(rollout(ENDS_AT_3_AND_7, mine=ids), trajectory_key="mine")
-    assert split["obs"].tolist() == [[0, 1, 0, 0], [2, 3, 4, 0], [5, 0, 0, 0], [6, 7, 8, 9]]
+    assert split["obs"].tolist() == [[0, 1], [2, 3], [4, 0], [5, 0], [6, 7], [8, 9]]
+
+
+def test_named_keys_alone() -> None:
+    data = rollout(
+        ENDS_AT_3_AND_7, mine=torch.arange(10) // 6, is_init=torch.arange(10) % 5 == 0, episode=torch.arange(10)
+    )
+    split = split_trajectories(data, trajectory_key="mine", done_key="done", only_named_keys=True)
+    assert split["mask"].sum(1).tolist() == [4, 2, 2, 2]
+    assert split_trajectories(data, trajectory_key="mine")["mask"].sum(1).tolist() == [1] * 10
+
+
+def test_interleaved_ids_are_trajectories_of_their_own() -> None:
+    """Two environments step by step, the first of which begins again without a flag."""
+    ids = torch.tensor([0, 1, 0, 1, 2, 1, 2, 1])
+    split = split_trajectories(rollout([0] * 8, traj_ids=ids))
+    assert split["obs"].tolist() == [[0, 2, 0, 0], [1, 3, 5, 7], [4, 6, 0, 0]]
+    assert split["traj_ids"].tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 0, 0]]
+    texts = NonTensorStack(*[NonTensorData(str(row)) for row in range(8)])
+    split = split_trajectories(rollout([0] * 8, traj_ids=ids, text=texts))
+    assert split.get("text").tolist()[0] == ["0", "2", None, None]
+    split = split_trajectories(rollout([0] * 8, traj_ids=ids), as_nested=True)
+    assert [each.tolist() for each in split["obs"].unbind(0)] == [[0, 2], [1, 3, 5, 7], [4, 6]]
 
 
 def test_equal_ids_that_are_apart_are_two_trajectories() -> None:
-    split = split_trajectories(rollout([0] * 5, traj_ids=torch.tensor([1, 1, 2, 1, 1])))
-    assert split["obs"].tolist() == [[0, 1], [2, 0], [3, 4]]
+    split = split_trajectories(rollout([0] * 6, traj_ids=torch.tensor([1, 1, 2, 2, 1, 1])))
+    assert split["obs"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_padding_is_left_out() -> None:
+    data = rollout(ENDS_AT_3_AND_7)
+    split = split_trajectories(data)
+    assert (split_trajectories(split) == split).all()
+    split["text"] = NonTensorStack(*[NonTensorStack(*map(NonTensorData, "abcd")) for _ in range(3)])
+    assert split_trajectories(split).get("text").tolist()[2] == ["a", "b", None, None]
+    data["collector", "mask"] = torch.arange(10) < 6
+    assert split_trajectories(data)["obs"].tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
 
 
 def test_other_done_keys() -> None:
     data = rollout([0, 0, 0, 0])
-    data["next", "truncated"] = torch.tensor([0, 1, 0, 0])
     data["next", "agents", "done"] = torch.tensor([1.0, 0, 0, 0])[:, None, None]
-    assert split_trajectories(data, done_key="truncated")["mask"].sum(1).tolist() == [2, 2]
     assert split_trajectories(data, done_key=("agents", "done"))["mask"].sum(1).tolist() == [1, 3]
+    data["next", "truncated"] = torch.tensor([0, 1, 0, 0])
+    assert split_trajectories(data)["mask"].sum(1).tolist() == [2, 2]
+    assert split_trajectories(data, done_key=("agents", "done"))["mask"].sum(1).tolist() == [1, 1, 2]
+    named = split_trajectories(data, done_key=("agents", "done"), only_named_keys=True)
+    assert named["mask"].sum(1).tolist() == [1, 3]
 
 
 def test_nested() -> None:

@@ -97,3 +97,22 @@ def test_another_dim_named_time_is_refused():
     given.names = ["time", None]
     with pytest.raises(ValueError, match="time is the last batch dim"):
         BurnInTransform([Recurrent()], burn_in=2)(given)
+
+
+def test_no_state_goes_on_into_another_trajectory():
+    module, given = Recurrent(), data(3, 9)
+    given["next", "done"] = torch.zeros(3, 9, 1, dtype=torch.bool)
+    given["next", "done"][1, 3] = True  # the last step that is run
+    given["collector"] = TensorDict({"traj_ids": torch.tensor([[0] * 9, [1] * 9, [2] * 4 + [3] * 5])}, [3, 9])
+    found = BurnInTransform([module], burn_in=4)(given.copy())
+    with torch.no_grad():
+        state = module(given[:, :4].clone())["next", "hidden"][:, -1]
+    assert torch.allclose(found["hidden"][0, 0], state[0])
+    assert torch.equal(found["hidden"][1:, 0], given["hidden"][1:, 4])
+    del given["hidden"]
+    module = TensorDictModule(torch.nn.Linear(3, 4), in_keys=["observation"], out_keys=[("next", "hidden")])
+    found = BurnInTransform([module], burn_in=4)(given)
+    assert not found["hidden"][1:].any() and found["hidden"][0, 0].any()
+    given["collector", "traj_ids"][0, 1::2] = 9
+    with pytest.raises(ValueError, match="interleaved"):
+        BurnInTransform([module], burn_in=4)(given)

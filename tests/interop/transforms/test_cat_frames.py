@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from interop import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
 from interop.transforms import CatFrames
 
 BOTH = ["pixels", ("next", "pixels")]
@@ -165,3 +165,48 @@ def test_data_that_cannot_be_stacked_is_refused_and_stays(kwargs, given, error, 
     with pytest.raises(error, match=text):
         CatFrames(**{"N": 3, "dim": -3, **kwargs})(given)
     assert set(given.keys(True, True)) == set(before.keys(True, True)) and (given == before).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_buffer_of_single_frames_gives_items_with_stacks(interleaved, whole):
+    """Two environments of which one runs in episodes of 7 steps; every frame is stored once."""
+    step = torch.arange(60)
+    length = torch.where(step % 2 == 0, 7, 1000) if interleaved else torch.tensor(7)
+    time = step // 2 if interleaved else step
+    obs = (time + 500 * (step % 2) * interleaved).float()[:, None]
+    rows = TensorDict(
+        {"o": obs, "next": {"o": obs + 1, "done": (time % length == length - 1)[:, None], "reward": obs}}, [60]
+    )
+    if interleaved:
+        rows["collector", "traj_ids"] = step % 2
+    options = {"strict_length": False, "pad_output": True, "span": (True, False)} if whole else {}
+    transform, sampler = CatFrames(3, -1, ["o"], ["s"]).make_rb_transform_and_sampler(batch_size=16, **options)
+    rb = ReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler, transform=transform, batch_size=16)
+    rb.extend(rows.clone().set("s", torch.zeros(60, 3)).set(("next", "s"), torch.zeros(60, 3)))
+    assert ("next", "s") not in rb.storage[:].keys(True) and "s" not in rb.storage[:].keys()  # noqa: SIM118
+    seen = set()
+    for _ in range(40):
+        found = rb.sample()
+        assert found.batch_size == (16,)
+        newest = found["o"]
+        first = torch.where(newest < 500, newest // 7 * 7, torch.tensor(500.0))
+        assert found["s"].tolist() == torch.maximum(newest + torch.arange(-2, 1), first).tolist()
+        assert torch.equal(found["next", "s"], torch.maximum(newest + torch.arange(-1, 2), first))
+        at = [obs.flatten().tolist().index(each) for each in newest.flatten().tolist()]
+        assert torch.equal(found["next", "done"], rows["next", "done"][at])
+        seen |= {float(each) for each in newest}
+    assert (0.0 in seen) == whole and {2.0, 3.0} <= seen
+
+
+def test_a_buffer_of_single_frames_is_refused_without_entries_of_its_own():
+    with pytest.raises(ValueError, match=r"'pixels'.*out_keys of their own"):
+        CatFrames(3, -1).make_rb_transform_and_sampler(16)
+    with pytest.raises(TypeError, match="slice_len"):
+        CatFrames(3, -1, ["o"], ["s"]).make_rb_transform_and_sampler(16, slice_len=3)
+    transform, sampler = CatFrames(3, -1, ["o"], ["s"]).make_rb_transform_and_sampler(16, strict_length=False)
+    rb = ReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler, transform=transform, batch_size=16)
+    done = torch.ones(5, 1, dtype=torch.bool)
+    rb.extend(TensorDict({"o": torch.zeros(5, 1), "next": {"o": torch.zeros(5, 1), "done": done}}, [5]))
+    with pytest.raises(ValueError, match="pad_output=True"):
+        rb.sample()

@@ -9,6 +9,7 @@ from scipy import stats
 from tensordict import TensorClass, TensorDict
 
 from interop.transforms import RandomCropTensorDict
+from tests.interop import streams
 
 
 def data(*shape, time=-1, **more):
@@ -110,3 +111,20 @@ def test_what_cannot_be_cropped_is_refused(transform, shape, error, text):
         )
     with pytest.raises(error, match=text):
         transform(given)
+
+
+@pytest.mark.parametrize(("layout", "marks"), [("lanes", name) for name in streams.MARKS] + [("steps", "ids")])
+def test_no_window_crosses_the_end_of_a_trajectory(layout, marks):
+    stream = streams.make(layout, streams.MARKS[marks], seed=3, envs=3, steps=30)
+    obs, padding = stream.data["obs"].reshape(-1, stream.episode.shape[-1]), stream.padding.reshape(-1)
+    starts, crop = set(), RandomCropTensorDict(3, generator=torch.Generator().manual_seed(0))
+    for _ in range(400):
+        found = crop(stream.data)["obs"].reshape(-1, 3)
+        assert (found.diff(dim=-1) == 1).all()
+        starts |= set(found[:, 0].int().tolist())
+    flat = obs.reshape(-1).int().tolist()
+    places = {each: place for place, each in enumerate(flat)}
+    whole = {each for each in flat if each + 2 in places and not padding[places[each]]}
+    assert starts == whole
+    with pytest.raises(RuntimeError, match="do not cross the ends"):
+        RandomCropTensorDict(12)(stream.data)
