@@ -53,7 +53,7 @@ class Format:
         decode: the state in an observation [n, ...].
         observation: the key of observations.
         splits: whether there is `split_trajs`.
-        ids: whether "episode" is another number in the next episode. Those of RoboSet count in each file.
+        ids: whether "episode" is another number in the next episode.
     """
 
     name: str
@@ -440,7 +440,7 @@ FORMATS = [
     Format("d4rl_ended", d4rl_ended, _D4RL, _BOTH, _of_vector),
     Format("d4rl_of_terminals", d4rl_of_terminals, _D4RL, ("terminated",), _of_vector),
     Format("d4rl_with_next", d4rl_with_next, _D4RL, _BOTH, _of_vector),
-    Format("roboset", roboset, _ROBOSET, ("terminated", ""), _of_vector, ids=False),
+    Format("roboset", roboset, _ROBOSET, ("terminated", ""), _of_vector),
     Format("roboset_without_last_state", roboset_without_last_state, _ROBOSET, ("terminated", ""), _of_vector),
     Format(
         "gen_dgrl",
