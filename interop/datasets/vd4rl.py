@@ -1,7 +1,5 @@
 """V-D4RL: image observations of control tasks, in `.npz` episodes or HDF5 shards on the Hugging Face hub."""
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from interop.datasets import npz
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped, ranges
@@ -27,9 +26,6 @@ _KEYS: dict[str, Any] = {  # upstream name -> key; other names become ("state", 
     "image": "pixels", "observation": "pixels", "action": "action", "discount": "discount", "is_first": "is_init",
     "is_last": ("next", "done"), "is_terminal": ("next", "terminated"), "reward": ("next", "reward"),
 }  # fmt: skip
-# Errors of NumPy for damaged files, and files that are no array archives.
-_FAULTS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError, RuntimeError)
-
 _KNOWN = [  # the 64 x 64 pixel datasets on the hub, if it is unreachable
     *(f"distracting/walker_walk_random/64px/{level}" for level in ("easy", "hard", "medium")),
     *(f"main/{task}/{quality}/64px" for task in ("cheetah_run", "humanoid_walk", "walker_walk")
@@ -68,7 +64,7 @@ class VD4RLSource(Source):
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for path, first, last in part.which:
             if path.suffix == ".npz":
-                found: Mapping[str, Any] = _episode(path)
+                found: Mapping[str, Any] = npz.arrays_of(path)
             else:
                 with opened(path) as file:
                     found = arrays(file, slice(first, last + 1))
@@ -78,7 +74,7 @@ class VD4RLSource(Source):
 def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
     """Yield ((path, first, last), rows, bytes) for ranges of rows of a file. An episode is one range."""
     if path.suffix == ".npz":
-        rows = np.size(_episode(path, "reward")["reward"])
+        rows = np.size(npz.arrays_of(path, ["reward"])["reward"])
         yield (path, 0, rows), rows, path.stat().st_size
         return
     with opened(path) as file:
@@ -88,15 +84,6 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
         rows, size = held["reward"].size, sum(each.nbytes for each in held.values())
     for first, last in ranges(rows, size):
         yield (path, first, last), last - first, size * (last - first) // rows
-
-
-def _episode(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Read arrays of an `.npz` file, by default all."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names or archive.files}
-    except _FAULTS as error:
-        raise CorruptDatasetError(f"{path} cannot be read as an .npz file ({error})") from error
 
 
 def _rows(found: Mapping[str, Any], count: int, where: str) -> TensorDict:

@@ -58,8 +58,8 @@ def test_a_cut_connection_is_tried_again(upstream: Server, tmp_path: Path, monke
 
 def test_what_came_is_checked(upstream: Server, tmp_path: Path) -> None:
     upstream.answer(PATH, Answer(body=DATA[::-1], methods=("GET",)), times=1)
-    fails([LARGE], tmp_path, f"another SHA-256 than {SHA256}")
-    fails([HubFile(LARGE.path, 7)], tmp_path, "another size than 7")
+    fails([LARGE], tmp_path, f"not {SHA256}")
+    fails([HubFile(LARGE.path, 7)], tmp_path, "bytes, not 7")
 
 
 def test_errors_of_the_hub(upstream: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

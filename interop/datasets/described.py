@@ -1,0 +1,73 @@
+"""The gate for descriptions in JSON: every metadata file of a dataset, and every answer in JSON, is read through it.
+
+    info = described(folder / "meta/info.json")   # one object; CorruptDatasetError names the file
+    steps = info.whole("total_steps", most=MOST_ROWS)  # an int of these bounds, or CorruptDatasetError names file and entry
+
+Entries are taken by the methods of `Fields`, with their types and bounds. Nothing is converted: the text "3" is no number.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fbuf.checkpoint import Fields, json_text
+from interop.datasets.errors import CorruptDatasetError, DownloadError
+
+MOST_ROWS = 1 << 40
+"""The largest number of rows that a description may announce."""
+
+
+class Described(Fields):
+    """An object of a file. Methods raise CorruptDatasetError."""
+
+    corrupt = CorruptDatasetError
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts."""
+        values = self.items(name)
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(name, "a list of texts", values)
+        return tuple(values)
+
+    def within(self, name: str) -> "Described":
+        """The object in an entry that is JSON once more, as text."""
+        where = f"{self.where}, {name}"
+        return Described(json_of(self.text(name).encode(errors="replace"), where), where)
+
+
+class Answered(Described):
+    """An object that a server sent. Methods raise DownloadError."""
+
+    corrupt = DownloadError
+
+
+def described(path: Path) -> Described:
+    """The object of a JSON file. CorruptDatasetError if the file is missing, too large, or has anything else."""
+    return Described(json_in(path), str(path))
+
+
+def json_in(path: Path) -> Any:
+    """The value of a JSON file. CorruptDatasetError as for `described`."""
+    return json_of(_content(path), str(path))
+
+
+def json_lines(path: Path) -> Iterator[Described]:
+    """The object of each line of a JSON lines file. Lines end at "\\n" alone; empty ones are skipped."""
+    for number, line in enumerate(_content(path).split(b"\n")):
+        if line.strip():
+            where = f"{path}, line {number + 1}"
+            yield Described(json_of(line, where), where)
+
+
+def json_of(text: bytes, where: str) -> Any:
+    """The value of JSON text: at most 64 MiB, nested at most 64 deep, no key twice. CorruptDatasetError otherwise."""
+    return json_text.parsed(text, where, CorruptDatasetError)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > json_text.LARGEST:
+            raise CorruptDatasetError(f"{path} has {path.stat().st_size} bytes, {json_text.LARGEST} at most are read")
+        return path.read_bytes()
+    except OSError as error:
+        raise CorruptDatasetError(f"{path} is missing, or cannot be read: {error}") from error
