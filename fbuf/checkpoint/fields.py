@@ -1,7 +1,7 @@
 """Errors of checkpoints, and reading of descriptions: each entry is checked before it is used."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -39,6 +39,13 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         return name in self._saved
+
+    def __iter__(self) -> Iterator[str]:
+        """The names. CheckpointCorrupt for one that is no text."""
+        for name in self._saved:
+            if not isinstance(name, str):
+                raise self.corrupt(f"{self.where}: an entry is named {_shown(name)}, which is no text")
+            yield name
 
     def any(self, name: str) -> Any:
         """An entry of any type."""

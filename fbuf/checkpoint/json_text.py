@@ -10,20 +10,24 @@ _BUT_BRACKETS = {number: None for number in range(128) if chr(number) not in "[]
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, perhaps without the other one
 
 
-def parsed(text: bytes, where: str, error: type[Exception], *, deepest: int = 64, constants: bool = True) -> Any:
+def parsed(
+    text: bytes, where: str, error: type[Exception], *,
+    deepest: int = 64, largest: int = LARGEST, constants: bool = True,
+) -> Any:  # fmt: skip
     """The value of a JSON text in UTF-8.
 
     Args:
-        text: at most `LARGEST` bytes.
+        text: at most `largest` bytes.
         where: prefix of the message.
         error: the class of the error for text that is too large, too deep, no JSON, has a key twice in one object, or text
             that is no Unicode.
         deepest: how deep lists and objects may be nested.
+        largest: for text that this library wrote, it may be more than `LARGEST`.
         constants: whether NaN and Infinity, which Python and NumPy programs write, are taken.
     """
     try:
-        if len(text) > LARGEST:
-            raise ValueError(f"it has {len(text)} bytes, {LARGEST} at most are read")
+        if len(text) > largest:
+            raise ValueError(f"it has {len(text)} bytes, {largest} at most are read")
         decoded = text.decode("utf-8-sig")
         if _depth(decoded) > deepest:
             raise ValueError(f"it is nested more than {deepest} deep")

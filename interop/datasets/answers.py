@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -23,7 +24,9 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 _NUMBER = r"([0-9]{1,19})"
 _RANGE = re.compile(rf"bytes\s+{_NUMBER}\s*-\s*{_NUMBER}\s*/\s*(?:{_NUMBER}|\*)", re.IGNORECASE)
 _STRONG_TAG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
-_SAFE_AFTER = timedelta(seconds=60)  # a file may change twice within the second of its Last-Modified (RFC 9110, 8.8.2.2)
+_SAFE_AFTER = timedelta(
+    seconds=60
+)  # a file may change twice within the second of its Last-Modified (RFC 9110, 8.8.2.2)
 
 
 class FailedError(Exception):
@@ -80,8 +83,10 @@ class Answer:
         while True:
             try:
                 block = next(stream, b"")
-            except (required("urllib3", "datasets").exceptions.HTTPError, OSError) as error:
+            except (required("urllib3", "datasets").exceptions.HTTPError, HTTPException, OSError) as error:
                 raise TransientError(str(error)) from error
+            except ValueError as error:  # of lengths of chunks
+                raise FailedError(f"sends a body that is no HTTP ({error})") from error
             if not block:
                 break
             came += len(block)
@@ -200,7 +205,12 @@ def _part(text: str, length: int | None, start: int) -> tuple[int, int, int | No
     if found is None:
         raise OtherFileError(f"announces the range {text!r:.80}, which is none")
     first, last, total = int(found[1]), int(found[2]), None if found[3] is None else int(found[3])
-    if first != start or last < first or (total is not None and last >= total) or length not in (None, last - first + 1):
+    if (
+        first != start
+        or last < first
+        or (total is not None and last >= total)
+        or length not in (None, last - first + 1)
+    ):
         raise OtherFileError(f"announces {text!r:.80} and {length} bytes, asked for were those from {start} on")
     return first, last - first + 1, total
 

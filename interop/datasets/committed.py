@@ -11,6 +11,7 @@ from typing import Any
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.writing import flush
 from interop.datasets.conversion import convert
+from interop.datasets.described import Described, noted
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
 from interop.datasets.source import Source
 from interop.shared.published_folder import DOWNLOADS, RECORD, check_files
@@ -22,7 +23,7 @@ def made(
 ) -> dict[str, Any]:
     """Download the files unless given, convert them, and publish the folder. Returns its record."""
     sums: Mapping[str, str] = {}
-    noted = scratch.with_suffix(".sha256.json")  # beside the dataset
+    before = scratch.with_suffix(".sha256.json")  # beside the dataset
     if files is None:
         files = scratch / DOWNLOADS
         if force:
@@ -34,8 +35,8 @@ def made(
             with contextlib.suppress(OSError):
                 files.rmdir()  # if nothing was downloaded
             raise
-        if not force and noted.exists():
-            _check_sums(sums, json.loads(noted.read_text()), files)
+        if not force and before.exists():
+            _check_sums(sums, _first_sums(before), files)
     try:
         metadata = json.dumps(source.metadata(files))
         rows = convert(source, files, scratch / "data", workers)
@@ -47,8 +48,17 @@ def made(
     if sums:
         (scratch / "sums").write_text(json.dumps(dict(sums)))
         flush(scratch / "sums")
-        (scratch / "sums").replace(noted)
+        (scratch / "sums").replace(before)
     return {"rows": rows, "sha256": dict(sums), "made": secrets.token_hex(8)}
+
+
+def _first_sums(path: Path) -> dict[str, str]:
+    """The checksums of the first download, by file name. CorruptDatasetError if the file is damaged."""
+    try:
+        held = Described(noted(path), str(path))
+        return {name: held.text(name) for name in held}
+    except CorruptDatasetError as error:
+        raise CorruptDatasetError(f"{error}. Remove it, or pass download='force'") from error
 
 
 def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:
@@ -75,18 +85,17 @@ def made_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Pat
 def opened(folder: Path) -> tuple[TensorStorage, dict[str, Any]]:
     """Open the rows of a folder for reading, and its record. CorruptDatasetError for missing or damaged files."""
     with damage_of(folder, FileNotFoundError):
-        record = json.loads((folder / RECORD).read_bytes())
-        check_files(folder, record["files"])
+        record = record_of(folder)
+        sizes = Described(record, str(folder / RECORD)).fields("files")
+        check_files(folder, {name: sizes.whole(name) for name in sizes})
         return LazyMemmapStorage.open(folder, "r"), record
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """The record of a folder. MissingDatasetError if there is none."""
-    try:
-        found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
-    except FileNotFoundError:
-        raise MissingDatasetError(f"there is no dataset in {folder} any more. Construct it again") from None
-    return found
+    """The record of a folder. MissingDatasetError if there is none, CorruptDatasetError for a damaged one."""
+    if not (folder / RECORD).exists():
+        raise MissingDatasetError(f"there is no dataset in {folder} any more. Construct it again")
+    return noted(folder / RECORD)
 
 
 @contextlib.contextmanager

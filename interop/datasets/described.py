@@ -6,6 +6,7 @@
 Entries are taken by the methods of `Fields`, with their types and bounds. Nothing is converted: the text "3" is no number.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from interop.datasets.errors import CorruptDatasetError, DownloadError
 
 MOST_ROWS = 1 << 40
 """The largest number of rows that a description may announce."""
+
+
+_DEEPEST = 64
 
 
 class Described(Fields):
@@ -46,28 +50,42 @@ def described(path: Path) -> Described:
     return Described(json_in(path), str(path))
 
 
+def noted(path: Path) -> dict[str, Any]:
+    """The object of a JSON file that this library wrote, of any size. CorruptDatasetError as for `described`."""
+    with _reading(path):
+        text = path.read_bytes()
+    held = Described(
+        json_text.parsed(text, str(path), CorruptDatasetError, deepest=4 * _DEEPEST, largest=len(text)), str(path)
+    )
+    return {name: held.any(name) for name in held}
+
+
 def json_in(path: Path) -> Any:
     """The value of a JSON file. CorruptDatasetError as for `described`."""
-    return json_of(_content(path), str(path))
+    with _reading(path):
+        if (size := path.stat().st_size) > json_text.LARGEST:
+            raise CorruptDatasetError(f"{path} has {size} bytes, {json_text.LARGEST} at most are read")
+        text = path.read_bytes()
+    return json_of(text, str(path))
 
 
 def json_lines(path: Path) -> Iterator[Described]:
-    """The object of each line of a JSON lines file. Lines end at "\\n" alone; empty ones are skipped."""
-    for number, line in enumerate(_content(path).split(b"\n")):
-        if line.strip():
-            where = f"{path}, line {number + 1}"
-            yield Described(json_of(line, where), where)
+    """The object of each line of a JSON lines file. Lines end at "\n" alone; empty ones are skipped."""
+    with _reading(path), path.open("rb") as file:
+        for number, line in enumerate(file):
+            if line.strip():
+                where = f"{path}, line {number + 1}"
+                yield Described(json_of(line, where), where)
 
 
 def json_of(text: bytes, where: str) -> Any:
     """The value of JSON text: at most 64 MiB, nested at most 64 deep, no key twice. CorruptDatasetError otherwise."""
-    return json_text.parsed(text, where, CorruptDatasetError)
+    return json_text.parsed(text, where, CorruptDatasetError, deepest=_DEEPEST)
 
 
-def _content(path: Path) -> bytes:
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        if path.stat().st_size > json_text.LARGEST:
-            raise CorruptDatasetError(f"{path} has {path.stat().st_size} bytes, {json_text.LARGEST} at most are read")
-        return path.read_bytes()
+        yield
     except OSError as error:
         raise CorruptDatasetError(f"{path} is missing, or cannot be read: {error}") from error

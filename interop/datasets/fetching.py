@@ -15,15 +15,17 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from fbuf.checkpoint import json_text
 from interop.data.arguments import required
 from interop.datasets.answers import Answer, FailedError, OtherFileError, TransientError, asked
 from interop.datasets.errors import DownloadError
 from interop.datasets.progress import progress
 
 _T = TypeVar("_T")
-_PAGE = re.compile(  # the beginning of a page of HTML, perhaps behind a byte order mark, an XML declaration and comments
-    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--|<!doctype\s+html|<(html|head|body|meta|script|title)\b)", re.IGNORECASE
+_PAGE = (
+    re.compile(  # the beginning of a page of HTML, perhaps behind a byte order mark, an XML declaration and comments
+        rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--|<!doctype\s+html|<(html|head|body|meta|script|title)\b)",
+        re.IGNORECASE,
+    )
 )
 
 
@@ -78,12 +80,12 @@ def fetch(
         _check_space(folder, sum(file.size - _size(folder / f"{file.name}.part") for file in missing if file.size))
         total = sum(file.size or 0 for file in missing) if all(file.size for file in missing) else None
         stopped = threading.Event()
-        with _session() as session, progress("Downloading", total, "B") as advance:
+        with session() as opened, progress("Downloading", total, "B") as advance:
 
             def download(file: RemoteFile) -> tuple[str, str]:
                 part = folder / f"{file.name}.part"
                 (folder / file.name).unlink(missing_ok=True)  # another size or checksum than the known one
-                begun = _Download(file, part, part.with_suffix(".version"), session, timeout, advance, headers, stopped)
+                begun = _Download(file, part, part.with_suffix(".version"), opened, timeout, advance, headers, stopped)
                 checksum = begun.run(retries, pause)
                 os.replace(part, folder / file.name)
                 begun.version.unlink(missing_ok=True)
@@ -105,33 +107,6 @@ def fetch(
     return {name: checksum for name, checksum in done.items() if checksum}
 
 
-def fetch_json(
-    url: str, *, timeout: float = 30.0, retries: int = 4, pause: float = 0.5, headers: Mapping[str, str] | None = None
-) -> Any:
-    """The value of a JSON answer of up to 64 MiB. The arguments of `fetch`.
-
-    DownloadError whose cause is the `FailedError` of the request, or for an answer that is no JSON.
-    """
-
-    def receive() -> bytes:
-        with asked(session, url, headers or {}, timeout) as answer:
-            if answer.is_page or answer.encoding:
-                raise FailedError(f"is {'a page of HTML' if answer.is_page else answer.encoding}, not JSON")
-            content = bytearray()
-            for block in answer.blocks():
-                content += block
-                if len(content) > json_text.LARGEST:
-                    raise FailedError(f"has more than {json_text.LARGEST} bytes")
-            return bytes(content)
-
-    try:
-        with _session() as session:
-            content = patiently(receive, lambda: 0, retries, pause)
-    except FailedError as error:
-        raise DownloadError(f"{url}: {error}") from error
-    return json_text.parsed(content, url, DownloadError)
-
-
 class RemoteStream:
     """The bytes of a remote file in order, as a context. A lost connection is resumed like a partial file of `fetch`.
 
@@ -144,7 +119,7 @@ class RemoteStream:
     ) -> None:  # fmt: skip
         self._url, self._timeout, self._retries, self._pause = url, timeout, retries, pause
         self._headers = headers or {}
-        self._session = _session()
+        self._session = session()
         self._answer = ExitStack()
         self._blocks: Iterator[bytes] = iter(())
         self._opened = self._ended = False
@@ -188,6 +163,8 @@ class RemoteStream:
             block = next(self._blocks, b"")
             if not block and self._total is not None and self._place < self._total:
                 raise TransientError(f"{self._place} of {self._total} bytes came")
+            if not self._place and _PAGE.match(block):
+                raise FailedError("is a page of HTML, not the file")
             return block
         except FailedError:
             self._answer.close()
@@ -205,7 +182,9 @@ class RemoteStream:
         other = (answer.start, answer.version, answer.total) != (start, self._version, self._total)
         if refused or (start and other):
             self._answer.close()
-            raise FailedError("is no file" if refused else f"is another file than the one that was read up to byte {start}")
+            raise FailedError(
+                "is no file" if refused else f"is another file than the one that was read up to byte {start}"
+            )
         self._version, self._total = answer.version, answer.total
         self._blocks, self._opened = answer.blocks(), True
 
@@ -366,7 +345,7 @@ class _Download:
         return checksum
 
 
-def _session() -> Any:
+def session() -> Any:
     """A session whose only retries are those of `patiently`."""
     return required("requests", "datasets").Session()
 

@@ -13,7 +13,8 @@ from interop.datasets.answers import FailedError
 from interop.datasets.compressed import Stream
 from interop.datasets.described import Answered
 from interop.datasets.errors import CorruptDatasetError, DownloadError
-from interop.datasets.fetching import RemoteFile, RemoteStream, by_hand, fetch, fetch_json
+from interop.datasets.fetching import RemoteFile, RemoteStream, by_hand, fetch
+from interop.datasets.json_answers import fetch_json
 
 _TIMEOUT = 30.0  # seconds to wait for an answer
 _AT_ONCE = 4  # concurrent downloads: many small files mostly wait for answers
@@ -72,7 +73,9 @@ def hub_download(repo: str, files: Sequence[HubFile], folder: Path, revision: st
     """
     hub = _hub()
     with _naming(hub, repo, [file.path for file in files]):
-        remote = [RemoteFile(hub.address(repo, file.path, revision), file.path, file.size, file.sha256) for file in files]
+        remote = [
+            RemoteFile(hub.address(repo, file.path, revision), file.path, file.size, file.sha256) for file in files
+        ]
         return fetch(remote, folder, timeout=_TIMEOUT, headers=hub.headers, at_once=_AT_ONCE)
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
-from interop.data.arguments import required
-from interop.datasets.arrow_columns import faults, values
+from interop.datasets import parquet
+from interop.datasets.arrow_columns import values
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files, local_files
 from interop.datasets.rows import nested
@@ -28,16 +28,14 @@ class HubFolderSource(Source):
     def parts(self, folder: Path) -> list[Part]:
         parts = []
         for path in local_files(folder, "data/", ".parquet"):
-            with faults(f"{path} is not a Parquet file, it"):
-                found = required("pyarrow.parquet", "datasets").read_metadata(path)
-            groups = range(found.num_row_groups)
-            parts += [Part(found.row_group(place).num_rows, path, (place,)) for place in groups]
+            with parquet.opened(path) as file:
+                parts += [Part(rows, path, (place,)) for place, rows in enumerate(file.rows())]
         return parts
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         where = f"{part.path}, row group {part.which[0]}"
-        with faults(where), required("pyarrow.parquet", "datasets").ParquetFile(part.path) as file:
-            table = file.read_row_group(*part.which)
+        with parquet.opened(part.path) as file:
+            table = file.read(*part.which)
             columns = {
                 tuple(name.split(".")): values(column.combine_chunks(), f"{part.path}, column {name}")
                 for name, column in zip(table.column_names, table.columns, strict=True)

@@ -85,7 +85,9 @@ class MinariSource(Source):
             **_described(self._data(folder)),
         }
         if not (found := _NAME.fullmatch(said["dataset_id"])):
-            raise CorruptDatasetError(f"{self._data(folder)}/metadata.json: {said['dataset_id']!r:.80} is no dataset_id")
+            raise CorruptDatasetError(
+                f"{self._data(folder)}/metadata.json: {said['dataset_id']!r:.80} is no dataset_id"
+            )
         namespace, name, version = found.groups()
         about = {"namespace": namespace or None, "dataset_name": name, "version": int(version) if version else None}
         return {**said, **about}

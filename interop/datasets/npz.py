@@ -14,7 +14,16 @@ from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.object_arrays import array_header
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which NumPy writes
-_FAULTS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, ValueError, RuntimeError, NotImplementedError)
+_FAULTS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    LookupError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+)
 _SUFFIX = ".npy"
 
 
@@ -31,7 +40,9 @@ def arrays_of(path: Path, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
             if missing := [name for name in names if name not in held]:
                 raise CorruptDatasetError(f"{where}: there is no {missing[0]!r}, only {', '.join(held)[:200]}")
             chosen = {name: held[name] for name in names or held}
-            allowance.check(sum(each.file_size for each in chosen.values()), allowance.unpacked(path.stat().st_size), where)
+            allowance.check(
+                sum(each.file_size for each in chosen.values()), allowance.unpacked(path.stat().st_size), where
+            )
             return {name: _array(archive, each, f"{path}, {name}") for name, each in chosen.items()}
     except _FAULTS as error:
         raise CorruptDatasetError(f"{where} ({error})") from error

@@ -20,7 +20,9 @@ _FIXED: dict[bytes, tuple[int, int]] = {
     **dict.fromkeys((b"J", b"j"), (4, _SMALL)),
     b"G": (8, _SMALL),
     b"\x80": (1, _NOTHING),
-    **{code: (size, _CALL) for code, size in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4))},  # names by number, refused later
+    **{
+        code: (size, _CALL) for code, size in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4))
+    },  # names by number, refused later
 }
 _COUNTED = {
     **dict.fromkeys((b"U", b"C", b"\x8c", b"\x8a"), 1),
