@@ -40,9 +40,8 @@ def arrays_of(path: Path, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
             if missing := [name for name in names if name not in held]:
                 raise CorruptDatasetError(f"{where}: there is no {missing[0]!r}, only {', '.join(held)[:200]}")
             chosen = {name: held[name] for name in names or held}
-            allowance.check(
-                sum(each.file_size for each in chosen.values()), allowance.unpacked(path.stat().st_size), where
-            )
+            size = sum(each.file_size for each in chosen.values())
+            allowance.check(size, allowance.held(path.stat().st_size), where)
             return {name: _array(archive, each, f"{path}, {name}") for name, each in chosen.items()}
     except _FAULTS as error:
         raise CorruptDatasetError(f"{where} ({error})") from error
@@ -61,4 +60,4 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> np.
         content = stream.read(size) if size else b""
         if len(content) != size or stream.finish():
             raise CorruptDatasetError(f"{where}: has another size than its header says")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy("K")
+    return np.frombuffer(bytearray(content), dtype).reshape(shape, order="F" if fortran else "C")

@@ -80,6 +80,8 @@ def _array_of(stream: io.BytesIO) -> Any:
     if dtype.kind != "O":
         return _filled(stream.read(), dtype, shape, "F" if fortran else "C")
     value = _unpickled(stream)
+    if not isinstance(value, np.ndarray) or value.shape != shape:
+        raise ValueError(f"its header announces objects of shape {shape}, there is a {type(value).__name__}")
     return value if shape else value.item()
 
 
