@@ -20,8 +20,8 @@ from interop.datasets.described import Answered
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.fetching import RemoteFile, fetch
-from interop.datasets.json_answers import fetch_json
 from interop.datasets.frames_once import FramesOnceStorage
+from interop.datasets.json_answers import fetch_json
 from interop.datasets.object_arrays import array_header, load_object
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source

@@ -9,7 +9,7 @@ Entries are taken by the methods of `Fields`, with their types and bounds. Nothi
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fbuf.checkpoint import Fields, json_text
 from interop.datasets.errors import CorruptDatasetError, DownloadError
@@ -24,7 +24,7 @@ _DEEPEST = 64
 class Described(Fields):
     """An object of a file. Methods raise CorruptDatasetError."""
 
-    corrupt = CorruptDatasetError
+    corrupt: ClassVar[type[Exception]] = CorruptDatasetError
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts."""

@@ -123,8 +123,9 @@ class RemoteStream:
         self._answer = ExitStack()
         self._blocks: Iterator[bytes] = iter(())
         self._opened = self._ended = False
-        self._place, self._version, self._total = 0, "", None
-        self._waiting = b""  # received, and not read yet
+        self._place, self._version = 0, ""
+        self._total: int | None = None
+        self._waiting: bytes = b""  # received, and not read yet
 
     def __enter__(self) -> Self:
         return self

@@ -23,8 +23,8 @@ def decoded(data: bytes | np.ndarray) -> np.ndarray:
 
     Palettes and CMYK become RGB. If simplejpeg is installed, it decodes JPEG to the same values, in a quarter to three
     quarters of Pillow's time, and detects damage that Pillow decodes as pixels. CorruptDatasetError for data that is no
-    image, truncated or damaged; before it is decoded, for one of more than 33 million pixels, and one of 1 MiB that takes more
-    than 1,100 times its bytes.
+    image, truncated or damaged. Before it is decoded, also for one of more than 33 million pixels, or of more than 1 MiB and
+    1,100 times its bytes.
     """
     try:
         return _by_turbo(data) if _turbo() else _by_pillow(data)

@@ -10,7 +10,7 @@ from interop.datasets.fetching import patiently, session
 
 
 def fetch_json(
-    url: str, *, timeout: float = 30.0, retries: int = 4, pause: float = 0.5, headers: Mapping[str, str] | None = None
+    url: str, *, timeout: float = 30.0, retries: int = 2, pause: float = 0.5, headers: Mapping[str, str] | None = None
 ) -> Any:
     """The value of a JSON answer of up to 64 MiB. The arguments of `fetch`.
 

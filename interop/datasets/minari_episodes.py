@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from interop.data.arguments import required
 from interop.data.keys import entries_below
+from interop.datasets import parquet
 from interop.datasets.arrow_columns import faults, values
 from interop.datasets.described import MOST_ROWS, described
 from interop.datasets.errors import CorruptDatasetError
@@ -40,7 +41,7 @@ class Steps(NamedTuple):
 
 def episodes(data: Path, kind: str) -> list[Episode]:
     """The episodes of a folder, in order. Reads headers only."""
-    return sorted(_of_hdf5(data / _HDF5) if kind == "hdf5" else _of_arrow(data))
+    return sorted(_of_hdf5(data / _HDF5) if kind == "hdf5" else _of_arrow(data, kind))
 
 
 def steps_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[Steps]:
@@ -81,11 +82,15 @@ def _of_hdf5(path: Path) -> Iterator[Episode]:
                 yield Episode(int(number), *steps)
 
 
-def _of_arrow(data: Path) -> Iterator[Episode]:
+def _of_arrow(data: Path, kind: str) -> Iterator[Episode]:
     for folder in data.iterdir():
         if _is_number(folder.name):
-            said = described(folder / "metadata.json")
-            yield Episode(int(folder.name), said.whole("total_steps", most=MOST_ROWS))
+            steps = described(folder / "metadata.json").whole("total_steps", most=MOST_ROWS)
+            with faults(f"{folder}: its {kind} files"):
+                rows = sum(_count(path, kind) for path in folder.glob(f"*.{kind}"))
+            if rows != steps + 1:
+                raise CorruptDatasetError(f"{folder} has {rows} rows, {steps + 1} are needed for {steps} steps")
+            yield Episode(int(folder.name), steps)
 
 
 def _is_number(text: str) -> bool:
@@ -107,8 +112,24 @@ def _arrow_entries(folder: Path, kind: str, steps: int) -> dict[str, Any]:
         }
 
 
+def _count(path: Path, kind: str) -> int:
+    """The rows of a file, from its headers."""
+    if kind == "parquet":
+        with parquet.opened(path) as file:
+            return sum(file.rows())
+    file = _arrow_file(path)
+    return sum(file.get_batch(place).num_rows for place in range(file.num_record_batches))
+
+
 def _table(path: Path, kind: str) -> Any:
     if kind == "parquet":
-        return required("pyarrow.parquet", "datasets").ParquetFile(path, memory_map=True).read(use_threads=False)
+        with parquet.opened(path) as file:
+            return required("pyarrow", "datasets").concat_tables(
+                [file.read(place) for place in range(len(file.rows()))]
+            )
+    return _arrow_file(path).read_all()
+
+
+def _arrow_file(path: Path) -> Any:
     pyarrow = required("pyarrow", "datasets")
-    return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+    return pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))

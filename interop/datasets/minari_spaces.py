@@ -50,7 +50,7 @@ def _shape(fields: Described, kind: str) -> tuple[int, ...]:
         return ()
     shape = fields.wholes("shape")
     for name in ("low", "high"):
-        if name in fields and (found := _dims(fields, name)) not in (shape, ()):
+        if name in fields and (found := _dims(fields, name)) != shape:
             raise fields.wrong(name, f"numbers of shape {list(shape)}", f"shape {list(found)}")
     return shape
 

@@ -1,7 +1,7 @@
 """A safe reader of Parquet files: what a row group announces is compared with its bytes before it is decoded.
 
-A run of a billion equal values takes ten bytes, and a value of a dictionary may be repeated in each row. pyarrow decodes both
-to memory of the full size. The headers of the pages say how much that is, and are read here before.
+A run of a billion equal values takes ten bytes, and a value of a dictionary may be repeated in each row. pyarrow decodes
+both to memory of the full size. The headers of the pages say how much that is, and are read here before.
 """
 
 import contextlib
@@ -98,21 +98,27 @@ class Groups:
             self._plain.seek(place)
             header = _Header(self._plain.read(min(end - place, _MOST_HEADER)), where)
             about = header.struct()
-            kind, size, stored = (about.get(field) for field in (1, 2, 3))
-            if not all(isinstance(each, int) and each >= 0 for each in (kind, size, stored)):
-                raise CorruptDatasetError(f"{where}: a page has no kind and sizes")
-            inner = about.get({_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}.get(kind, -1), {})
+            kind, size, stored = (_not_negative(about.get(field), where) for field in (1, 2, 3))
+            inner = about.get({_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}.get(kind, -1))
+            inner = inner if isinstance(inner, dict) else {}
             if kind in (_DATA, _DATA_2):
-                count, encoding = inner.get(1, -1), inner.get(2 if kind == _DATA else 4, -1)
-                if not 0 <= count <= values - found or encoding == _DELTAS:
+                count, encoding = _not_negative(inner.get(1), where), inner.get(2 if kind == _DATA else 4)
+                if count > values - found or encoding == _DELTAS:
                     raise CorruptDatasetError(f"{where}: a page announces {count} values, in the encoding {encoding}")
                 found += count
-            elif kind == _DICTIONARY and not 0 <= inner.get(1, -1) <= size + 1:
-                raise CorruptDatasetError(f"{where}: a dictionary announces {inner.get(1)} values in {size} bytes")
+            elif kind == _DICTIONARY and _not_negative(inner.get(1), where) > size + 1:
+                raise CorruptDatasetError(f"{where}: a dictionary announces {inner[1]} values in {size} bytes")
             total, place = total + size, place + header.place + stored
         if found != values:
             raise CorruptDatasetError(f"{where}: its pages hold {found} values, {values} are announced")
         return total
+
+
+def _not_negative(value: Any, where: str) -> int:
+    """A number of the header of a page."""
+    if not isinstance(value, int) or value < 0:
+        raise CorruptDatasetError(f"{where}: the header of a page has {value!r} where a number or size is needed")
+    return value
 
 
 def _decoded(kind: Any) -> Any:

@@ -68,7 +68,7 @@ def _reader(data: np.ndarray) -> Any:
     if library.__name__ == "zstandard":
         return library.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(data)
     options = {library.DecompressionParameter.window_log_max: _WINDOW.bit_length() - 1}
-    return library.ZstdFile(io.BytesIO(data), options=options)
+    return library.ZstdFile(io.BytesIO(data.tobytes()), options=options)
 
 
 def _library() -> Any:

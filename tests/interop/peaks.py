@@ -21,11 +21,11 @@ def status(name: str) -> int:
 
 @contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """Less than `most` bytes are taken within, at any time."""
+    """Less than `most` bytes are taken within, at any time, and not many times more are reserved."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     before, (soft, hard) = status("VmRSS"), resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + 2 * most, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + 3 * most + (2 << 30), hard))
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """One law for all readers: what a file announces takes no memory; what it holds takes memory by a factor of its bytes.
 
-Each case is a file that announces much and holds little. The reader raises the documented error, or gives a result, within the
-bound. Address space is limited meanwhile, so that memory that is reserved and not touched counts as well.
+Each case is a file that announces much and holds little. The reader raises the documented error, or gives a result, within
+the bound. Address space is limited meanwhile, so that memory that is reserved and not touched counts as well.
 """
 
 import ast
@@ -152,7 +152,8 @@ PICKLES = {
 def of_notes(folder: Path) -> Read:
     """A small array of metadata, of 2 GiB."""
     for name, shape, kind in (
-        ("observation", "(4, 8, 8)", "|u1"), ("action", "(4,)", "<i4"), ("reward", "(4,)", "<f4"), ("terminal", "(4,)", "|u1")
+        ("observation", "(4, 8, 8)", "|u1"), ("action", "(4,)", "<i4"), ("reward", "(4,)", "<f4"),
+        ("terminal", "(4,)", "|u1"),
     ):  # fmt: skip
         size = int(np.prod(ast.literal_eval(shape))) * int(kind[-1])
         (folder / f"$store$_{name}_ckpt.0.gz").write_bytes(gzipped(header(shape, kind) + bytes(size)))
