@@ -12,7 +12,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, perhaps without
 
 def parsed(
     text: bytes, where: str, error: type[Exception], *,
-    deepest: int = 64, largest: int = LARGEST, constants: bool = True,
+    deepest: int = 64, largest: int = LARGEST, constants: bool = True, halves: bool = False,
 ) -> Any:  # fmt: skip
     """The value of a JSON text in UTF-8.
 
@@ -24,6 +24,7 @@ def parsed(
         deepest: how deep lists and objects may be nested.
         largest: for text that this library wrote, it may be more than `LARGEST`.
         constants: whether NaN and Infinity, which Python and NumPy programs write, are taken.
+        halves: whether text with half of a character is taken, which Python has and UTF-8 has not.
     """
     try:
         if len(text) > largest:
@@ -32,7 +33,7 @@ def parsed(
         if _depth(decoded) > deepest:
             raise ValueError(f"it is nested more than {deepest} deep")
         found = json.loads(decoded, object_pairs_hook=_once, parse_constant=None if constants else _refused)
-        if _HALF.search(decoded):
+        if not halves and _HALF.search(decoded):
             json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError for half of a character
         return found
     except (ValueError, RecursionError) as fault:

@@ -194,4 +194,4 @@ def dump_json(value: Any) -> bytes:
 
 def parse_json(text: bytes, name: str) -> Any:
     """Strict JSON: no NaN, no key twice, no endless nesting. CheckpointCorrupt naming the file for anything else."""
-    return json_text.parsed(text, name, CheckpointCorrupt, deepest=3 * _DEPTH, constants=False)
+    return json_text.parsed(text, name, CheckpointCorrupt, deepest=3 * _DEPTH, constants=False, halves=True)

@@ -32,6 +32,6 @@ class DatasetCheckpointer(StorageCheckpointerBase):
 
     def loads(self, storage: Storage, path: str | os.PathLike[str], **options: Any) -> None:
         file = Path(path) / _NAME
-        found = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt)
+        found = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
         if found != self._rows_of:
             raise CheckpointMismatch(f"the checkpoint is of {found}, the rows here are of {self._rows_of}")

@@ -55,7 +55,8 @@ def noted(path: Path) -> dict[str, Any]:
     with _reading(path):
         text = path.read_bytes()
     held = Described(
-        json_text.parsed(text, str(path), CorruptDatasetError, deepest=4 * _DEEPEST, largest=len(text)), str(path)
+        json_text.parsed(text, str(path), CorruptDatasetError, deepest=4 * _DEEPEST, largest=len(text), halves=True),
+        str(path),
     )
     return {name: held.any(name) for name in held}
 

@@ -157,7 +157,9 @@ def _usable(
     """The record of a folder that can be used; None for one that is to be made."""
     try:
         text = (folder / RECORD).read_bytes()
-        held = Fields(json_text.parsed(text, RECORD, CheckpointCorrupt, largest=len(text)), RECORD)
+        held = Fields(
+            json_text.parsed(text, RECORD, CheckpointCorrupt, deepest=256, largest=len(text), halves=True), RECORD
+        )
         found = {name: held.any(name) for name in held}
         schema = held.whole("schema") if "schema" in held else 0
     except (FileNotFoundError, NotADirectoryError):
