@@ -28,13 +28,16 @@ def opened(path: Path) -> Iterator["Groups"]:
     with faults(f"{path} is not a Parquet file, it"), path.open("rb") as plain:
         parquet = required("pyarrow.parquet", "datasets")
         with parquet.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
             text = [
                 file.schema.column(place).path
                 for place in range(len(file.schema))
                 if file.schema.column(place).physical_type == "BYTE_ARRAY"
+                and any(group.column(place).has_dictionary_page for group in groups)
             ]
+            schema = file.schema_arrow
         with parquet.ParquetFile(path, read_dictionary=text) as file:
-            yield Groups(path, plain, file)
+            yield Groups(path, plain, file, schema)
 
 
 class Groups:
@@ -44,10 +47,11 @@ class Groups:
         path: for messages.
         plain: the file.
         file: the same as a `pyarrow.parquet.ParquetFile`, which reads text as dictionaries.
+        schema: the types of the columns without that.
     """
 
-    def __init__(self, path: Path, plain: BinaryIO, file: Any) -> None:
-        self._path, self._plain, self._file = path, plain, file
+    def __init__(self, path: Path, plain: BinaryIO, file: Any, schema: Any) -> None:
+        self._path, self._plain, self._file, self._schema = path, plain, file, schema
         self._size = os.fstat(plain.fileno()).st_size
 
     def rows(self) -> list[int]:
@@ -65,9 +69,7 @@ class Groups:
         where = f"{self._path}, row group {number}"
         most = allowance.unpacked(self._stored(number))
         allowance.check(sum(_text_bytes(column) for column in table.columns), most, f"{where}, its text")
-        pyarrow = required("pyarrow", "datasets")
-        decoded = [pyarrow.field(each.name, _decoded(each.type), each.nullable, each.metadata) for each in table.schema]
-        return table.cast(pyarrow.schema(decoded, table.schema.metadata))
+        return table.cast(self._schema)
 
     def _stored(self, number: int) -> int:
         group = self._file.metadata.row_group(number)
@@ -86,14 +88,20 @@ class Groups:
             end = start + column.total_compressed_size
             if not (0 < start <= end <= self._size and 0 <= column.num_values <= _MOST_VALUES):
                 raise CorruptDatasetError(f"{where}: lies outside of the file")
-            decoded += self._pages(start, end, column.num_values, where)
+            pages, has_dictionary = self._pages(start, end, column.num_values, where)
+            if has_dictionary and not column.has_dictionary_page:
+                raise CorruptDatasetError(f"{where}: has a dictionary that is not announced")
+            decoded += pages
             width = _WIDTHS.get(column.physical_type) or max(schema.column(place).length, 1)
             decoded += column.num_values * width
         allowance.check(decoded, allowance.unpacked(self._stored(number)), f"{self._path}, row group {number}")
 
-    def _pages(self, place: int, end: int, values: int, where: str) -> int:
-        """The bytes of the pages of a column, decompressed. CorruptDatasetError unless they hold so many values."""
-        total = found = 0
+    def _pages(self, place: int, end: int, values: int, where: str) -> tuple[int, bool]:
+        """The bytes of the pages of a column, decompressed, and whether there is a dictionary.
+
+        CorruptDatasetError unless they hold so many values.
+        """
+        total, found, has_dictionary = 0, 0, False
         while place < end and found < values:
             self._plain.seek(place)
             header = _Header(self._plain.read(min(end - place, _MOST_HEADER)), where)
@@ -108,10 +116,11 @@ class Groups:
                 found += count
             elif kind == _DICTIONARY and _not_negative(inner.get(1), where) > size + 1:
                 raise CorruptDatasetError(f"{where}: a dictionary announces {inner[1]} values in {size} bytes")
+            has_dictionary |= kind == _DICTIONARY
             total, place = total + size, place + header.place + stored
         if found != values:
             raise CorruptDatasetError(f"{where}: its pages hold {found} values, {values} are announced")
-        return total
+        return total, has_dictionary
 
 
 def _not_negative(value: Any, where: str) -> int:
@@ -119,26 +128,6 @@ def _not_negative(value: Any, where: str) -> int:
     if not isinstance(value, int) or value < 0:
         raise CorruptDatasetError(f"{where}: the header of a page has {value!r} where a number or size is needed")
     return value
-
-
-def _decoded(kind: Any) -> Any:
-    """The type without dictionaries."""
-    pyarrow = required("pyarrow", "datasets")
-    types = pyarrow.types
-    if types.is_dictionary(kind):
-        return kind.value_type
-    if types.is_struct(kind):
-        inner = [kind.field(place) for place in range(kind.num_fields)]
-        return pyarrow.struct(
-            [pyarrow.field(each.name, _decoded(each.type), each.nullable, each.metadata) for each in inner]
-        )
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_decoded(kind.value_type)), kind.list_size)
-    if types.is_large_list(kind):
-        return pyarrow.large_list(kind.value_field.with_type(_decoded(kind.value_type)))
-    if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_decoded(kind.value_type)))
-    return kind
 
 
 def _text_bytes(column: Any) -> int:
