@@ -1,8 +1,8 @@
 """Errors of checkpoints, and reading of descriptions: each entry is checked before it is used."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -23,25 +23,34 @@ class CheckpointMismatch(CheckpointError):  # noqa: N818
 
 
 class Fields:
-    """The entries of a described dict. Each method returns one, or raises CheckpointCorrupt with its place and content.
+    """The entries of a described dict. Each method returns one, or raises `corrupt` with its place and content.
 
     Args:
         saved: the dict; anything else is corrupt.
         where: its place in the checkpoint, for messages.
     """
 
+    corrupt: ClassVar[type[Exception]] = CheckpointCorrupt
+
     def __init__(self, saved: Any, where: str) -> None:
         if not isinstance(saved, Mapping):
-            raise CheckpointCorrupt(f"{where}: expected named entries, found {_shown(saved)}")
+            raise self.corrupt(f"{where}: expected named entries, found {_shown(saved)}")
         self._saved, self.where = saved, where
 
     def __contains__(self, name: str) -> bool:
         return name in self._saved
 
+    def __iter__(self) -> Iterator[str]:
+        """The names. CheckpointCorrupt for one that is no text."""
+        for name in self._saved:
+            if not isinstance(name, str):
+                raise self.corrupt(f"{self.where}: an entry is named {_shown(name)}, which is no text")
+            yield name
+
     def any(self, name: str) -> Any:
         """An entry of any type."""
         if name not in self._saved:
-            raise CheckpointCorrupt(f"{self.where}: the entry {name!r} is missing")
+            raise self.corrupt(f"{self.where}: the entry {name!r} is missing")
         return self._saved[name]
 
     def whole(self, name: str, least: int = 0, most: int = _WIDEST) -> int:
@@ -78,9 +87,9 @@ class Fields:
             raise self.wrong(name, f"a list of integers of at least {least}", values)
         return tuple(values)
 
-    def fields(self, name: str) -> "Fields":
+    def fields(self, name: str) -> Self:
         """A dict inside this one."""
-        return Fields(self.any(name), f"{self.where}, {name}")
+        return type(self)(self.any(name), f"{self.where}, {name}")
 
     def array(self, name: str, dtype: Any = None, shape: tuple[int | None, ...] | None = None) -> Any:
         """An array of this dtype and shape, where None stands for any size; read it by `np.asarray`."""
@@ -93,12 +102,12 @@ class Fields:
             fits &= len(value.shape) == len(shape) and all(wanted in (None, size) for wanted, size in sizes)
         if not fits:
             wanted = f"an array of {'any dtype' if dtype is None else np.dtype(dtype)} and shape {shape or 'any'}"
-            raise CheckpointCorrupt(f"{self.where}: {name!r} should be {wanted}, found {value.dtype} of {value.shape}")
+            raise self.corrupt(f"{self.where}: {name!r} should be {wanted}, found {value.dtype} of {value.shape}")
         return value
 
-    def wrong(self, name: str, wanted: str, value: Any) -> CheckpointCorrupt:
+    def wrong(self, name: str, wanted: str, value: Any) -> Exception:
         """The error of an entry that is not as it should be."""
-        return CheckpointCorrupt(f"{self.where}: {name!r} should be {wanted}, found {_shown(value)}")
+        return self.corrupt(f"{self.where}: {name!r} should be {wanted}, found {_shown(value)}")
 
     def _of_type(self, name: str, kind: type[_T], wanted: str) -> _T:
         value = self.any(name)

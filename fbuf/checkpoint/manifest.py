@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf.checkpoint import json_text
 from fbuf.checkpoint.arrays import Columns
 from fbuf.checkpoint.fields import CheckpointCorrupt, CheckpointMismatch, Fields
 from fbuf.checkpoint.files import opened, read_into
@@ -22,7 +23,7 @@ from fbuf.checkpoint.files import opened, read_into
 NAME = "MANIFEST.json"
 FOLDER = "data-"  # begins the name of the folder with the files of one checkpoint
 SCHEMA = 1
-LARGEST = 1 << 26  # bytes
+LARGEST = json_text.LARGEST  # bytes
 _FOLDER = re.compile(rf"{FOLDER}[0-9a-f]{{16}}")
 _DEPTH = 200
 _MARK = "$"  # begins the keys that say what a dict stands for
@@ -193,16 +194,4 @@ def dump_json(value: Any) -> bytes:
 
 def parse_json(text: bytes, name: str) -> Any:
     """Strict JSON: no NaN, no key twice, no endless nesting. CheckpointCorrupt naming the file for anything else."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) != len(pairs):
-            raise ValueError("a key comes twice")
-        return found
-
-    def refused(constant: str) -> Any:
-        raise ValueError(f"{constant} is no JSON")
-
-    try:
-        return json.loads(text, object_pairs_hook=once, parse_constant=refused)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{name}: not the JSON that was written ({error})") from error
+    return json_text.parsed(text, name, CheckpointCorrupt, deepest=3 * _DEPTH, constants=False, halves=True)

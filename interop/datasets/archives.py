@@ -1,37 +1,144 @@
 """Streaming reader of tar archives."""
 
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
 
-from interop.datasets.compressed import Stream, decompressed
+from interop.datasets import allowance
+from interop.datasets.compressed import Readable, Stream, decompressed
 from interop.datasets.errors import CorruptDatasetError
 
+_BLOCK = tarfile.BLOCKSIZE
+_MOST_ABOUT = 1 << 20  # bytes of a long name, or of the records about a member
+_MOST_HEADERS = 16  # before a member
+_LONG_NAME, _LONG_LINK, _RECORDS, _COMMON = b"L", b"K", (b"x", b"X"), b"g"  # types of headers about a member
+_RECORD = re.compile(rb"([0-9]{1,7}) ([^=]+)=", re.DOTALL)
+_AT_ONCE = 1 << 20  # bytes
 
-def tar_members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+
+def tar_members(path: Path) -> Iterator[tuple[str, Readable]]:
     """Yield the name and content of each file of an archive (tar, tar.gz, tar.xz), in order. Writes nothing to disk.
 
     Read each content before requesting the next; the rest of the archive is not in memory. `CorruptDatasetError`, also
-    while a content is read, for a damaged or truncated archive, a member that is no plain file or directory, and a path
-    that is absolute or contains "..".
+    while a content is read, for a damaged or truncated archive, a member that is no plain file or directory, a path
+    that is absolute or contains "..", and a member of a compressed archive that takes more memory than
+    `interop.datasets.allowance` allows.
     """
     with decompressed(path) as stream:
         yield from members_of(stream, path)
 
 
-def members_of(stream: Stream, path: object) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the members of an archive from a stream. `path` names the archive in errors."""
-    try:
-        archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
-        while (member := archive.next()) is not None:
-            archive.members.clear()  # tarfile would keep all headers
-            name = _checked(member, path)
-            if content := archive.extractfile(member):  # None for directories
-                yield name, content
-    except (tarfile.TarError, ValueError) as error:
-        raise CorruptDatasetError(f"{path} is no tar archive, or a damaged one: {error}") from error
+def members_of(stream: Stream, path: object) -> Iterator[tuple[str, Readable]]:
+    """Yield the members of an archive from a stream. `path` names the archive in errors.
+
+    A reader of its own, as `tarfile` reads descriptions of any size into memory.
+    """
+    reader = _Reader(stream, path)
+    while (header := reader.header()) is not None:
+        name = _checked(header, path)
+        content = _Content(reader, header.size, f"{path}, {name}", stream.most_held)
+        if header.isfile():
+            yield name, content
+        content.skip()
     stream.finish()
+
+
+class _Reader:
+    """Reads headers, and the blocks behind them."""
+
+    def __init__(self, stream: Stream, path: object) -> None:
+        self._stream, self._path = stream, path
+
+    def exactly(self, size: int) -> bytes:
+        data = self._stream.read(size) if size else b""
+        if len(data) < size:
+            raise CorruptDatasetError(f"{self._path} is truncated: it ends within a member")
+        return data
+
+    def header(self) -> tarfile.TarInfo | None:
+        """The header of the next member, with its long name; None at the end of the archive."""
+        name: str | None = None
+        size: int | None = None
+        for _ in range(_MOST_HEADERS):
+            block = self.exactly(_BLOCK)
+            if block == bytes(_BLOCK):
+                return None
+            try:
+                found = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            except (tarfile.HeaderError, ValueError) as error:
+                raise self._damaged(str(error)) from error
+            if found.size < 0:
+                raise self._damaged(f"a member of {found.size} bytes")
+            if found.type == _LONG_NAME:
+                name = self._about(found.size).rstrip(b"\0").decode("utf-8", "surrogateescape")
+            elif found.type == _LONG_LINK:
+                self._about(found.size)
+            elif found.type in _RECORDS or found.type == _COMMON:
+                records = self._records(self._about(found.size))
+                if any(key.startswith("GNU.sparse") for key in records):
+                    raise CorruptDatasetError(f"{self._path}: a member is a sparse file, not a plain one")
+                if found.type == _COMMON and records.keys() & {"path", "size"}:
+                    raise self._damaged("one name or size for all members")
+                name, size = records.get("path", name), self._size(records, size)
+            else:
+                found.name = (found.name if name is None else name).rstrip("/")
+                found.size = found.size if size is None else size
+                return found
+        raise self._damaged(f"more than {_MOST_HEADERS} headers for one member")
+
+    def _about(self, size: int) -> bytes:
+        """The content behind a header about a member."""
+        if size > _MOST_ABOUT:
+            raise self._damaged(f"a description of {size} bytes")
+        return self.exactly(-(-size // _BLOCK) * _BLOCK)[:size]
+
+    def _records(self, content: bytes) -> dict[str, str]:
+        """Records `<length> <key>=<value>\\n`."""
+        found, place = {}, 0
+        while place < len(content) and content[place]:
+            record = _RECORD.match(content, place)
+            if record is None or (end := place + int(record[1])) > len(content) or end <= record.end():
+                raise self._damaged("records that are none")
+            key, value = record[2], content[record.end() : end - 1]
+            found[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+            place = end
+        return found
+
+    def _size(self, records: dict[str, str], size: int | None) -> int | None:
+        text = records.get("size")
+        if text is None:
+            return size
+        if not re.fullmatch("[0-9]{1,18}", text):
+            raise self._damaged(f"a member of {text[:40]!r} bytes")
+        return int(text)
+
+    def _damaged(self, what: str) -> CorruptDatasetError:
+        return CorruptDatasetError(f"{self._path} is no tar archive, or a damaged one: {what}")
+
+
+class _Content:
+    """The bytes of a member, in order."""
+
+    def __init__(self, reader: _Reader, size: int, where: str, most: int | None) -> None:
+        self._reader, self._left, self._where, self._most = reader, size, where, most
+        self._padding = -size % _BLOCK
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read up to `size` bytes; by default the rest, which is compared with the size of the archive before."""
+        wanted = self._left if size < 0 else min(size, self._left)
+        if self._most is not None:
+            allowance.check(wanted, self._most, self._where)
+        data = self._reader.exactly(wanted)
+        self._left -= wanted
+        return data
+
+    def skip(self) -> None:
+        """Read on to the next header."""
+        while self._left:
+            self.read(min(self._left, _AT_ONCE))
+        self._reader.exactly(self._padding)
+        self._padding = 0
 
 
 def _checked(member: tarfile.TarInfo, path: object) -> str:
@@ -41,16 +148,3 @@ def _checked(member: tarfile.TarInfo, path: object) -> str:
     if not (member.isfile() or member.isdir()) or member.issparse():
         raise CorruptDatasetError(f"{path}: member {member.name!r} is a link, device or sparse file, not a plain file")
     return str(name)
-
-
-class _Header(tarfile.TarInfo):
-    """A header that rejects damage, which tarfile mistakes for the end of the archive."""
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # an end-of-archive block
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(str(error)) from error

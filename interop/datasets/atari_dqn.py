@@ -1,12 +1,10 @@
 """DQN Replay: training data of DQN agents on Atari games, from Google Cloud Storage."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,12 +14,15 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from interop.data.arguments import whole
-from interop.datasets.compressed import decompressed
+from interop.datasets import allowance
+from interop.datasets.compressed import Stream, decompressed
+from interop.datasets.described import MOST_ROWS, Answered
 from interop.datasets.dopamine_rings import DopamineRing
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.fetching import RemoteFile, fetch
 from interop.datasets.frames_once import FramesOnceStorage
+from interop.datasets.json_answers import fetch_json
 from interop.datasets.object_arrays import array_header, load_object
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
@@ -42,7 +43,9 @@ GAMES = [
 IDS = [f"{game}/{run}" for game in GAMES for run in range(1, 6)]
 _ARRAYS = {"observation": ("uint8", 3), "action": ("int32", 1), "reward": ("float32", 1), "terminal": ("uint8", 1)}
 _FILE = re.compile(r"\$store\$_\w+_ckpt\.(\d+)\.gz")
-_ROWS = 4096  # rows per read
+_ROWS, _ROW = 4096, 1 << 15  # rows per read; the most bytes of a row
+_NOTED = 1_000  # values of the metadata of a ring
+_MOST_PAGES = 100  # of a list of 300 files
 _DONE = ("next", "done")
 
 
@@ -65,17 +68,20 @@ class AtariDQNSource(Source):
     def download(self, folder: Path) -> Mapping[str, str]:
         place = f"dqn/{self.dataset_id}/replay_logs"
         query = {"prefix": f"{place}/", "fields": "items(name,size),nextPageToken"}
-        items: list[dict[str, str]] = []
+        sizes: dict[str, int] = {}
         try:
-            while not items or "pageToken" in query:
-                with TemporaryDirectory() as aside:
-                    fetch([RemoteFile(f"{LIST_URL}?{urlencode(query)}", "listing.json")], Path(aside))
-                    page = json.loads((Path(aside) / "listing.json").read_bytes())
-                items += page["items"]
-                query.pop("pageToken", None)
-                query |= {"pageToken": page["nextPageToken"]} if "nextPageToken" in page else {}
-            sizes = {Path(item["name"]).name: int(item["size"]) for item in items}
-        except (DownloadError, ValueError, LookupError, TypeError) as error:
+            for _ in range(_MOST_PAGES):
+                url = f"{LIST_URL}?{urlencode(query)}"
+                page = Answered(fetch_json(url), url)
+                for described in page.items("items"):
+                    item = Answered(described, f"{url}, an item")
+                    sizes[Path(item.text("name")).name] = _bytes(item)
+                if "nextPageToken" not in page:
+                    break
+                query["pageToken"] = page.text("nextPageToken")
+            else:
+                raise DownloadError(f"{LIST_URL} has more than {_MOST_PAGES} pages")
+        except DownloadError as error:
             raise DownloadError(
                 f"the files of {self.dataset_id} cannot be listed: {str(error).splitlines()[0]}. The bucket "
                 "atari-replay-datasets is no longer open to everybody. If you have the .gz files of a run, pass their "
@@ -120,6 +126,14 @@ class AtariDQNSource(Source):
         return {"dataset_id": self.dataset_id, "checkpoints": noted}
 
 
+def _bytes(item: Answered) -> int:
+    """The size of a file in the list, which is a number in text."""
+    text = item.text("size")
+    if not re.fullmatch("[0-9]{1,15}", text):
+        raise item.wrong("size", "a number of bytes, as text", text)
+    return int(text)
+
+
 def _rows(paths: Iterable[Path]) -> int:
     """The number of rows of a checkpoint, from the headers of its arrays."""
     rows = dict[str, int]()
@@ -127,7 +141,7 @@ def _rows(paths: Iterable[Path]) -> int:
         if not path.exists():
             raise CorruptDatasetError(f"{path} is missing")
         with decompressed(path) as stream:
-            shape, dtype = array_header(stream, str(path))
+            shape, dtype = _header(path, stream)
         if (str(dtype), len(shape)) != expected:
             raise CorruptDatasetError(f"{path} must be {expected[0]} with {expected[1]} dims, it is {dtype} {[*shape]}")
         rows[str(path)] = shape[0]
@@ -136,10 +150,20 @@ def _rows(paths: Iterable[Path]) -> int:
     return rows.popitem()[1]
 
 
+def _header(path: Path, stream: Stream) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of an array. CorruptDatasetError for rows, or more of them, than a file of its size holds."""
+    shape, _, dtype = array_header(stream, str(path))
+    row = math.prod(shape[1:]) * dtype.itemsize
+    allowance.check(row, _ROW, f"{path}, one row")
+    if stream.most is not None:
+        allowance.check(row * math.prod(shape[:1]), stream.most, str(path))
+    return shape, dtype
+
+
 def _blocks(path: Path) -> Iterator[np.ndarray]:
     """Yield the rows of an array, `_ROWS` at a time."""
     with decompressed(path) as stream:
-        shape, dtype = array_header(stream, str(path))
+        shape, dtype = _header(path, stream)
         for start in range(0, shape[0], _ROWS):
             block = (min(_ROWS, shape[0] - start), *shape[1:])
             data = stream.read(math.prod(block) * dtype.itemsize)
@@ -158,20 +182,22 @@ def _notes(folder: Path, number: int) -> dict[str, Any]:
         if path.exists():
             with decompressed(path) as stream:
                 noted = np.asarray(load_object(stream, str(path)))
-            if noted.dtype.kind not in "iu":
-                raise CorruptDatasetError(f"{path} must hold whole numbers, it holds {noted.dtype}")
+            if noted.dtype.kind not in "iu" or noted.size > _NOTED:
+                raise CorruptDatasetError(f"{path} must hold whole numbers, it holds {noted.dtype} {[*noted.shape]}")
             found[name] = noted.tolist()
+            if name == "add_count" and noted.ndim:
+                raise CorruptDatasetError(f"{path} must hold one number, it holds {[*noted.shape]}")
     return found
 
 
 def _count(folder: Path, number: int) -> int | None:
     """How many rows were ever written to the ring of a checkpoint, if known."""
-    count = np.ravel(_notes(folder, number).get("add_count", ()))
-    if count.size > 1 or (count < 0).any():
+    count: int | None = _notes(folder, number).get("add_count")
+    if count is not None and not 0 <= count <= MOST_ROWS:
         raise CorruptDatasetError(
-            f"{folder}, checkpoint {number}: add_count must be a number from 0, it is {count.tolist()}"
+            f"{folder}, checkpoint {number}: add_count must be a number from 0 to {MOST_ROWS}, it is {count}"
         )
-    return int(count[0]) if count.size else None
+    return count
 
 
 class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fbuf.checkpoint import CheckpointMismatch
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, json_text
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.storages import Storage
 
@@ -36,6 +36,7 @@ class DatasetCheckpointer(StorageCheckpointerBase):
         (Path(path) / _NAME).write_text(json.dumps(self._rows_of))
 
     def loads(self, storage: Storage, path: str | os.PathLike[str], **options: Any) -> None:
-        found = json.loads((Path(path) / _NAME).read_text())
+        file = Path(path) / _NAME
+        found = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
         if found != self._rows_of:
             raise CheckpointMismatch(f"the checkpoint is of {found}, the rows here are of {self._rows_of}")

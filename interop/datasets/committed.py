@@ -11,6 +11,7 @@ from typing import Any
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.writing import flush
 from interop.datasets.conversion import convert
+from interop.datasets.described import Described, noted
 from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError, MissingDatasetError
 from interop.datasets.source import Source
 from interop.shared.published_folder import DOWNLOADS, RECORD, check_files
@@ -23,7 +24,7 @@ def made(
 ) -> dict[str, Any]:
     """Download the files unless given, convert them, and publish the folder. Returns its record."""
     sums: Mapping[str, str] = {}
-    noted = scratch.with_suffix(".sha256.json")  # beside the dataset
+    first = scratch.with_suffix(".sha256.json")  # beside the dataset
     if files is None:
         files = scratch / DOWNLOADS
         if force:
@@ -36,8 +37,8 @@ def made(
             with contextlib.suppress(OSError):
                 files.rmdir()  # if nothing was downloaded
             raise
-        if not force and noted.exists():
-            _check_sums(sums, json.loads(noted.read_text()), files)
+        if not force and first.exists():
+            _check_sums(sums, _first_sums(first), files)
         with _downloaded_damage():
             metadata, rows = _converted(source, files, scratch, workers)
     else:
@@ -49,7 +50,7 @@ def made(
     if sums:
         (scratch / "sums").write_text(json.dumps(dict(sums)))
         flush(scratch / "sums")
-        (scratch / "sums").replace(noted)
+        (scratch / "sums").replace(first)
     return {"rows": rows, "sha256": dict(sums), "made": secrets.token_hex(8)}
 
 
@@ -68,6 +69,15 @@ def _downloaded_damage() -> Iterator[None]:
         raise CorruptDatasetError(f"{error}. Remove it to have it downloaded anew, or pass download='force'") from error
 
 
+def _first_sums(path: Path) -> dict[str, str]:
+    """The checksums of the first download, by file name. CorruptDatasetError if the file is damaged."""
+    try:
+        held = Described(noted(path), str(path))
+        return {name: held.text(name) for name in held}
+    except CorruptDatasetError as error:
+        raise CorruptDatasetError(f"{error}. Remove it, or pass download='force'") from error
+
+
 def local_state(source: Source, files: Path) -> dict[str, str]:
     """The state of the files in a user's folder, as an entry of a record. Empty if they are not there (any more)."""
     try:
@@ -79,16 +89,13 @@ def local_state(source: Source, files: Path) -> dict[str, str]:
 
 def check_preprocessed(folder: Path, state: Mapping[str, str]) -> None:
     """ValueError if the dataset of a folder was preprocessed, and its files have another state now."""
-    try:
-        record = json.loads((folder / RECORD).read_bytes())
-    except (OSError, ValueError):
-        return  # `publish` makes the folder, or reports the damage
-    if not isinstance(record, dict) or not {"preprocessed", "local_files"} <= record.keys():
+    record = _record_to_check(folder)
+    if record is None or "preprocessed" not in record or "local_files" not in record:
         return
-    if state and record["local_files"] != state["local_files"]:
+    if state and record.any("local_files") != state["local_files"]:
         raise ValueError(
-            f"the files in {record['from_local']} have changed since they were converted to {folder}, where the rows were "
-            "preprocessed. Pass download='force' to convert them anew, or another root"
+            f"the files in {record.text('from_local')} have changed since they were converted to {folder}, where the rows "
+            "were preprocessed. Pass download='force' to convert them anew, or another root"
         )
 
 
@@ -116,32 +123,39 @@ def made_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Pat
 def opened(folder: Path) -> tuple[TensorStorage, dict[str, Any]]:
     """Open the rows of a folder for reading, and its record. CorruptDatasetError for missing or damaged files."""
     with damage_of(folder, FileNotFoundError):
-        record = json.loads((folder / RECORD).read_bytes())
-        check_files(folder, record["files"])
+        record = record_of(folder)
+        sizes = Described(record, str(folder / RECORD)).fields("files")
+        check_files(folder, {name: sizes.whole(name) for name in sizes})
         return LazyMemmapStorage.open(folder, "r"), record
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """The record of a folder. MissingDatasetError if there is none."""
-    try:
-        found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
-    except FileNotFoundError:
-        raise MissingDatasetError(f"there is no dataset in {folder} any more. Construct it again") from None
-    return found
+    """The record of a folder. MissingDatasetError if there is none, CorruptDatasetError for a damaged one."""
+    if not (folder / RECORD).exists():
+        raise MissingDatasetError(f"there is no dataset in {folder} any more. Construct it again")
+    return noted(folder / RECORD)
 
 
 def check_rows_version(folder: Path, rows_version: int) -> None:
     """ValueError if a folder has rows that an earlier version of this library made of the same files in another way."""
-    try:
-        record = json.loads((folder / RECORD).read_bytes())
-    except (OSError, ValueError):
-        return  # missing or damaged, which others report
-    if isinstance(record, dict) and record.get("rows_version", 1) < rows_version:
+    record = _record_to_check(folder)
+    if record is None:
+        return
+    with damage_of(folder, CorruptDatasetError):
+        version = record.whole("rows_version") if "rows_version" in record else 1
+    if version < rows_version:
         raise ValueError(
             f"{folder} was converted by an earlier version of this library, which read these files in another way (version "
-            f"{record.get('rows_version', 1)} of rows, now {rows_version}). Pass download='force' to convert them again, "
-            "or another root"
+            f"{version} of rows, now {rows_version}). Pass download='force' to convert them again, or another root"
         )
+
+
+def _record_to_check(folder: Path) -> Described | None:
+    """The record of a folder; None if it is missing or damaged, which `publish` reports."""
+    try:
+        return Described(noted(folder / RECORD), str(folder / RECORD))
+    except CorruptDatasetError:
+        return None
 
 
 @contextlib.contextmanager

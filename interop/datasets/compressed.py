@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from interop.datasets import allowance
 from interop.datasets.errors import CorruptDatasetError
 
 _BLOCK = 1 << 20
+_MOST_MEMORY = 1 << 27  # bytes, of xz's dictionary: `xz -9` needs 65 MiB
 
 
 class Readable(Protocol):
@@ -20,17 +22,39 @@ class Readable(Protocol):
 
 
 class Stream:
-    """A sequential byte stream of a file. Reading past the end is a `CorruptDatasetError`."""
+    """A sequential byte stream of a file. Reading past the end is a `CorruptDatasetError`.
 
-    def __init__(self, file: BinaryIO, path: object) -> None:
+    Args:
+        file: the reader of the decompressed bytes.
+        path: for messages.
+        stored: the bytes of the file, which bound what it may hold (`interop.datasets.allowance`); None if unknown.
+        packed: whether it is compressed.
+    """
+
+    def __init__(self, file: Readable, path: object, stored: int | None = None, packed: bool = False) -> None:
         self._file, self._path = file, path
+        self.most_held: int | None = allowance.held(stored) if packed and stored is not None else None
+        """The most bytes of one object in memory. None if the file is not compressed: it bounds them itself."""
+        self.most: int | None = allowance.unpacked(stored) if packed and stored is not None else stored
+        """The most bytes of the whole stream; None if unknown."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read up to `size` bytes; by default the rest."""
-        data = self._some(size)
-        if not data and size > 0:
+        """Read up to `size` bytes; by default the rest, of up to `most_held` bytes.
+
+        Memory grows with the bytes that are there, not with `size`.
+        """
+        pieces, came = [], 0
+        while size < 0 or came < size:
+            data = self._some(_BLOCK if size < 0 else min(_BLOCK, size - came))
+            if not data:
+                break
+            came += len(data)
+            if self.most_held is not None:
+                allowance.check(came, self.most_held, str(self._path))
+            pieces.append(data)
+        if size > 0 and not came:
             raise CorruptDatasetError(f"{self._path} is truncated: more bytes were expected behind its last one")
-        return data
+        return b"".join(pieces)
 
     def finish(self) -> int:
         """Read the rest, so that the checksum of compressed data is verified. Returns its number of bytes."""
@@ -45,17 +69,45 @@ class Stream:
             raise CorruptDatasetError(f"{self._path} is damaged: {error}") from error
 
 
+class _Xz:
+    """The content of an xz file, whose streams need at most `_MOST_MEMORY` bytes of memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._given = file, b""
+        self._decoder = self._new()
+
+    @staticmethod
+    def _new() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes; b"" at the end."""
+        while True:
+            if self._decoder.eof:  # of a stream; others, and padding, may follow
+                self._given = self._decoder.unused_data.lstrip(b"\0") or self._file.read(_BLOCK).lstrip(b"\0")
+                if not self._given:
+                    return b""
+                self._decoder = self._new()
+            elif self._decoder.needs_input and not self._given:
+                self._given = self._file.read(1 << 14)
+                if not self._given:
+                    raise EOFError("the end of the compressed data is missing")
+            data = self._decoder.decompress(self._given, size)
+            self._given = b""
+            if data:
+                return data
+
+
 @contextmanager
 def decompressed(path: Path) -> Iterator[Stream]:
     """Open a file as a stream. gzip and xz, detected by the first bytes, are decompressed."""
     with path.open("rb") as plain:
-        start = plain.read(6)
+        start, stored = plain.read(6), path.stat().st_size
         plain.seek(0)
         if start.startswith(b"\x1f\x8b"):
             with gzip.GzipFile(fileobj=plain) as file:
-                yield Stream(file, path)  # type: ignore[arg-type]
+                yield Stream(file, path, stored, packed=True)
         elif start == b"\xfd7zXZ\x00":
-            with lzma.LZMAFile(plain) as file:
-                yield Stream(file, path)  # type: ignore[arg-type]
+            yield Stream(_Xz(plain), path, stored, packed=True)
         else:
-            yield Stream(plain, path)
+            yield Stream(plain, path, stored)

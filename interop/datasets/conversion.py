@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers import ReplayBuffer
+from interop.datasets.described import MOST_ROWS
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.in_order import Portable, by_processes, portable, rebuilt
 from interop.datasets.progress import progress
@@ -31,6 +32,8 @@ def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
     total = sum(part.rows for part in parts)
     if not total:
         raise CorruptDatasetError(f"there are no rows in {files}")
+    if total > MOST_ROWS:
+        raise CorruptDatasetError(f"{files} announces {total} rows, {MOST_ROWS} at most are read")
     storage = LazyMemmapStorage(total, scratch_dir=folder)
     try:
         with closing(_read(source, parts, workers)) as pieces:

@@ -24,6 +24,7 @@ from interop.datasets.committed import (
     opened,
     record_of,
 )
+from interop.datasets.described import noted
 from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
@@ -202,9 +203,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of the dataset."""
-        found: dict[str, Any] = json.loads(self.metadata_path.read_text())
-        return found
+        """The metadata of the dataset. CorruptDatasetError if its file is missing or damaged."""
+        return noted(self.metadata_path)
 
     @property
     def specs(self) -> Composite:

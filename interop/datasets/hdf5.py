@@ -1,4 +1,4 @@
-"""A safe HDF5 reader. It rejects files whose values lie outside of the file."""
+"""A safe HDF5 reader. It rejects files whose values lie outside of the file, or are not there at all."""
 
 import contextlib
 import math
@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from interop.data.arguments import required
+from interop.datasets import allowance
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # errors of h5py for damaged files
-_TIMES_SMALLER = 10_000  # the maximum compression ratio
+_FILLED = 4096  # bytes that a compressed dataset may announce beside its compressed ones
+_ENTRIES = 64  # of variable length that are read at once
 _MOST_DEEP = 64
 _METADATA_CACHE = 1 << 21  # bytes; HDF5's default of 32 MiB takes ten times that in memory, and saves no time
 _checked: set[tuple[str, int, int]] = set()
@@ -122,7 +124,7 @@ def datasets(group: Any) -> dict[str, Any]:
 def shapes(file: Any, name: str) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
     """Dtype and shape of the datasets below a group of an `opened` file, by path; none if there is no such group.
 
-    The dtype of text is None. Values are not checked: that is for those who read them.
+    The dtype of text is None. CorruptDatasetError as for `values`, for sizes that are not there; values are not read.
     """
     h5py = required("h5py", "interop")
     try:
@@ -137,8 +139,8 @@ def _shapes(h5py: Any, group: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int
         for key in group:
             at = h5py.h5o.open(group, key)
             if isinstance(at, h5py.h5d.DatasetID):
-                dtype = at.dtype
-                found[key.decode(),] = None if h5py.check_string_dtype(dtype) else dtype, at.shape
+                shape, dtype = _layout(h5py, at)
+                found[key.decode(),] = None if h5py.check_string_dtype(dtype) else dtype, shape
             else:
                 found |= {(key.decode(), *path): each for path, each in _shapes(h5py, at).items()}
     return found
@@ -173,12 +175,46 @@ def _values(h5py: Any, it: Any, rows: slice) -> Any:
                 it.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
             return out if shape else out[()]
         dataset, chosen = h5py.Dataset(it), rows if shape else ()
-        if h5py.check_string_dtype(dtype):
-            text = dataset.asstr("utf-8")[chosen]
-            return text.tolist() if shape else text
-        return list(dataset[chosen]) if h5py.check_vlen_dtype(dtype) and shape else dataset[chosen]
+        text = h5py.check_string_dtype(dtype)
+        reader = dataset.asstr("utf-8") if text else dataset
+        if dtype.kind == "O" and shape:
+            found = _of_any_length(h5py, it, reader, shape, rows)
+        else:
+            found = reader[chosen]
+        return found.tolist() if text and shape else list(found) if dtype.kind == "O" and shape else found
     except _FAULTS as error:
         raise _damaged(h5py, it, error) from error
+
+
+def _of_any_length(h5py: Any, it: Any, reader: Any, shape: tuple[int, ...], rows: slice) -> np.ndarray:
+    """Text or arrays of variable length, an array of objects.
+
+    Each entry names its length and place in the file. Many may name the same place, so that they are larger together than
+    the file: they are read a few at a time, and their sizes are added up.
+    """
+    most = h5py.h5i.get_file_id(it).get_filesize()
+    start, stop, _ = rows.indices(shape[0])
+    found, total = np.empty((max(stop - start, 0), *shape[1:]), object), 0
+    for place in np.ndindex(*found.shape[:-1]):  # of a list of entries; () for the only one
+        above, begin = ((place[0] + start, *place[1:]), 0) if place else ((), start)
+        for at in range(0, found.shape[-1], _ENTRIES):
+            end = min(at + _ENTRIES, found.shape[-1])
+            values = reader[(*above, slice(begin + at, begin + end))]
+            total += sum(each.nbytes if isinstance(each, np.ndarray) else len(each) for each in values)
+            if total > most:
+                raise CorruptDatasetError(f"{_name(h5py, it)} has more bytes of variable length than its file, {most}")
+            found[(*place, slice(at, end))] = values
+    return found
+
+
+def shape_of(file: Any, path: str) -> tuple[int, ...]:
+    """The shape of a dataset of an `opened` file. KeyError if there is none; CorruptDatasetError as for `values`."""
+    h5py = required("h5py", "interop")
+    try:
+        it = h5py.h5d.open(file.id, path.encode())  # low-level, five times faster than for groups
+    except ValueError as error:
+        raise CorruptDatasetError(f"{file.filename}: {path!r} is no dataset ({error})") from error
+    return _layout(h5py, it)[0]
 
 
 def _layout(h5py: Any, it: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -189,8 +225,11 @@ def _layout(h5py: Any, it: Any) -> tuple[tuple[int, ...], np.dtype]:
     if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
         raise CorruptDatasetError(f"{_name(h5py, it)} has its values in other files: it is not read")
     shape = it.get_space().get_simple_extent_dims()
-    smaller = _TIMES_SMALLER if made.get_nfilters() else 1
-    if shape is None or math.prod(shape) * dtype.itemsize > stored * smaller:
+    filtered, size = made.get_nfilters() > 0, 0 if shape is None else math.prod(shape) * dtype.itemsize
+    most = allowance.UNPACKED * stored + _FILLED if filtered else stored
+    if filtered and size:
+        size = max(size, math.prod(made.get_chunk()) * dtype.itemsize)  # which is decompressed as a whole
+    if shape is None or size > most or (size and not stored):
         raise CorruptDatasetError(f"{_name(h5py, it)} has {stored} bytes: too few for its shape {shape}")
     item = np.dtype(h5py.check_vlen_dtype(dtype) or dtype)
     if item.kind not in "biufcSU" or item.char in "gG":  # no long doubles

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fbuf.checkpoint import CheckpointCorrupt
-from fbuf.checkpoint.manifest import parse_json
-from interop.datasets.errors import CorruptDatasetError
+from interop.datasets.described import json_of
 
 Feature = Any  # a part of the JSON; None for one that is not known
 _LISTS = ("List", "LargeList", "Sequence")
@@ -26,10 +24,7 @@ def features_of(schema: Any, where: str) -> Mapping[str, Feature]:
     text = (schema.metadata or {}).get(b"huggingface")
     if text is None:
         return {}
-    try:
-        found = parse_json(text, f"{where}, the entry 'huggingface' of its schema")
-    except CheckpointCorrupt as error:
-        raise CorruptDatasetError(str(error)) from error
+    found = json_of(text, f"{where}, the entry 'huggingface' of its schema")
     for step in ("info", "features"):
         found = found.get(step) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}

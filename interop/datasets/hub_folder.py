@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from interop.data.arguments import required
 from interop.data.keys import entries_below
 from interop.data.layout import LeafSpec
-from interop.datasets.arrow_columns import faults, leaf_paths, unsupported, values
+from interop.datasets import parquet
+from interop.datasets.arrow_columns import leaf_paths, unsupported, values
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files, local_files
@@ -40,31 +40,27 @@ class HubFolderSource(Source):
 
     def metadata(self, folder: Path) -> dict[str, Any]:
         path = local_files(folder, "data/", ".parquet")[0]
-        with faults(f"{path} is not a Parquet file, it"):
-            schema = required("pyarrow.parquet", "datasets").read_schema(path)
-        features = features_of(schema, str(path))
+        with parquet.opened(path) as file:
+            features = features_of(file.schema, str(path))
         return {"features": features} if features else {}
 
     def parts(self, folder: Path) -> list[Part]:
         parts = []
         for path in local_files(folder, "data/", ".parquet"):
-            with faults(f"{path} is not a Parquet file, it"):
-                found = required("pyarrow.parquet", "datasets").read_metadata(path)
-                schema = found.schema.to_arrow_schema()
+            with parquet.opened(path) as file:
+                schema, groups = file.schema, file.rows()
             self._check_columns(schema, path)
-            rows = (found.row_group(place).num_rows for place in range(found.num_row_groups))
-            parts += [Part(count, path, (place,)) for place, count in enumerate(rows) if count]
+            parts += [Part(rows, path, (place,)) for place, rows in enumerate(groups) if rows]
         return parts
 
     def inputs(self, folder: Path) -> list[Path]:
         return local_files(folder, "data/", ".parquet")
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
-        where = f"{part.path}, row group {part.which[0]}"
-        with faults(where), required("pyarrow.parquet", "datasets").ParquetFile(part.path) as file:
-            schema = file.schema_arrow
+        with parquet.opened(part.path) as file:
+            schema = file.schema
             features, names = features_of(schema, str(part.path)), self._kept(schema.names)
-            table = file.read_row_group(*part.which, columns=names)  # "a" reads "a.b" too
+            table = file.read(*part.which, names)
             rows = TensorDict({}, [len(table)])
             for name in names:
                 column = table[name].combine_chunks()

@@ -181,8 +181,8 @@ def _tables(
 ) -> Iterator[tuple[Episode, "pa.Table"]]:
     """Yield each episode of some files with its rows."""
     numbers = [episode.number for episode in episodes]
-    bounds = [("episode_index", ">=", min(numbers)), ("episode_index", "<=", max(numbers))]
-    tables = [read_table(path, columns, filters=bounds) for path in paths]
+    bounds = ("episode_index", min(numbers), max(numbers))
+    tables = [read_table(path, columns, bounds) for path in paths]
     pyarrow, compute = required("pyarrow", "datasets"), required("pyarrow.compute", "datasets")
     for episode in episodes:
         pieces = [table.filter(compute.equal(table["episode_index"], episode.number)) for table in tables]

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from interop.data.arguments import required
+from interop.datasets import parquet
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.lerobot_json import Entries, read_json, read_table
 
@@ -70,7 +71,7 @@ def info_of(folder: Path) -> Info:
             f"{path}: codebase_version is {version!r}, this program reads {', '.join(VERSIONS)}. The lerobot package "
             "converts older datasets"
         )
-    entries = Entries.of(said, _where(folder, path))
+    entries = Entries(said, _where(folder, path))
     for name in ("data_path", "video_path"):
         if said.get(name) is not None:
             _check_format(entries, name)
@@ -80,7 +81,7 @@ def info_of(folder: Path) -> Info:
         fps=entries.number("fps", least=1e-6) if "fps" in said else None,
         data_path=said.get("data_path") or "",
         video_path=said.get("video_path") or "",
-        chunks_size=entries.whole("chunks_size", least=1, default=1000),
+        chunks_size=entries.whole("chunks_size", least=1) if "chunks_size" in said else 1000,
         total_episodes=entries.whole("total_episodes") if "total_episodes" in said else None,
         total_frames=entries.whole("total_frames") if "total_frames" in said else None,
     )
@@ -91,17 +92,14 @@ def _where(folder: Path, path: Path) -> str:
 
 
 def _feature(entries: Entries) -> Feature:
-    shape = entries.found.get("shape")
-    if not isinstance(shape, list):
-        raise entries.wrong("shape", "a list")
-    sizes = Entries({str(dim): size for dim, size in enumerate(shape)}, f"{entries.where}, shape")
-    infos = [entries.found.get(name) for name in ("info", "video_info")]
+    sizes = Entries({str(dim): size for dim, size in enumerate(entries.items("shape"))}, f"{entries.where}, shape")
+    infos = [entries.any(name) for name in ("info", "video_info") if name in entries]
     flags = [
         info.get(name) for info in infos if isinstance(info, dict) for name in ("is_depth_map", "video.is_depth_map")
     ]
     return Feature(
         # A size of -1 stands for lists of any length.
-        entries.text("dtype"), tuple(sizes.whole(str(dim), least=-1) for dim in range(len(shape))), any(flags)
+        entries.text("dtype"), tuple(sizes.whole(dim, least=-1) for dim in sizes), any(flags)
     )  # fmt: skip
 
 
@@ -110,7 +108,7 @@ def tasks_of(folder: Path, info: Info) -> dict[int, str]:
     path = folder / ("meta/tasks.jsonl" if info.is_v2 else "meta/tasks.parquet")
     where, tasks = _where(folder, path), dict[int, str]()
     for row in read_json(path) if info.is_v2 else _task_rows(path):
-        task = Entries.of(row, where)
+        task = Entries(row, where)
         number, text = task.whole("task_index"), task.text("task")
         if tasks.setdefault(number, text) != text:
             raise CorruptDatasetError(f"{where}: the task {number} has two texts, {tasks[number]!r} and {text!r}")
@@ -148,13 +146,13 @@ def episodes_of(
     """The listed episodes by their numbers: all, or the chosen ones. CorruptDatasetError for one that is listed twice."""
     found: dict[int, Listed] = {}
     for where, row in _episode_rows(folder, info):
-        entries = Entries.of(row, where)
+        entries = Entries(row, where)
         number = entries.whole("episode_index")
         if chosen is not None and number not in chosen:
             continue
         if number in found:
             raise CorruptDatasetError(f"{where}: episode {number} is listed twice")
-        found[number] = _listed(folder, info, video_keys, entries, number)
+        found[number] = _listed(folder, info, video_keys, Entries(row, f"{where}, episode {number}"), number)
     if not found and chosen is None:
         raise CorruptDatasetError(f"{folder}/meta has no episodes.jsonl, and no episodes/*/*.parquet with rows")
     return found
@@ -166,18 +164,14 @@ def _episode_rows(folder: Path, info: Info) -> Iterable[tuple[str, Any]]:
         if path.exists():
             yield from ((_where(folder, path), row) for row in read_json(path))
         return
-    parquet = required("pyarrow.parquet", "datasets")
     for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
-        try:
-            names = parquet.read_schema(path).names
-        except (OSError, ValueError):
-            names = []  # `read_table` reports it
+        with parquet.opened(path) as file:
+            names = file.schema.names
         columns = [name for name in dict.fromkeys(names) if not name.startswith("stats/")]
         yield from ((_where(folder, path), row) for row in read_table(path, columns).to_pylist())
 
 
 def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, number: int) -> Listed:
-    row = Entries(row.found, f"{row.where}, episode {number}")
     of_episode = {"episode_index": number, "episode_chunk": number // info.chunks_size}
     if video_keys and not info.video_path:
         raise CorruptDatasetError(f"{folder}/meta/info.json: there is no video_path for the videos of {video_keys[0]}")
@@ -200,14 +194,14 @@ def _check_format(entries: Entries, name: str) -> None:
     try:
         parts = [*string.Formatter().parse(text)]
     except ValueError:
-        raise entries.wrong(name, needed) from None
+        raise entries.wrong(name, needed, text) from None
     for _, field, form, conversion in parts:
         is_number = field in _NUMBERED and _FORMAT.fullmatch(form or "")
         is_text = field == "video_key" and not form
         if field is not None and not ((is_number or is_text) and conversion is None):
-            raise entries.wrong(name, needed)
+            raise entries.wrong(name, needed, text)
     if len(text) > _LONGEST_PATH or "\0" in text:
-        raise entries.wrong(name, needed)
+        raise entries.wrong(name, needed, text)
     if Path(text).is_absolute() or ".." in Path(text).parts:
         raise CorruptDatasetError(f"{entries.where}: {name} {text!r} leads out of the folder")
 

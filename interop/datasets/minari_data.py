@@ -1,7 +1,6 @@
 """Minari datasets (minari.farama.org)."""
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,8 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from interop.data.arguments import required
+from interop.datasets.answers import NotFoundError
+from interop.datasets.described import MOST_ROWS, Described, json_of
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
@@ -27,6 +28,7 @@ from interop.shared.source_files import files_below
 
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")
+_NAME = re.compile(r"(?:(.+)/)?(.+?)(?:-v([0-9]{1,18}))?")  # of a dataset: namespace, name, version
 _BYTES, _ROWS = 1 << 26, 4096  # bytes per part; rows per read
 
 
@@ -47,16 +49,16 @@ class MinariSource(Source):
                 f"minari.download_dataset({self.dataset_id!r}), and pass load_from_local_minari=True"
             )
         name, _, inner = self.dataset_id.partition("/")
-        repo, errors = f"{remote[5:]}/{name}", required("huggingface_hub.errors", "datasets")
+        repo = f"{remote[5:]}/{name}"
         try:
             files = hub_files(repo, f"{inner}/data/".lstrip("/"))
         except DownloadError as error:
-            if not isinstance(error.__cause__, errors.RepositoryNotFoundError):
+            if not isinstance(error.__cause__, NotFoundError):
                 raise
             files = []
         if not files:
             known: list[str] = []
-            with contextlib.suppress(errors.HTTPError, OSError):
+            with contextlib.suppress(Exception):  # the names only improve the message
                 known = MinariExperienceReplay.available_datasets
             raise ValueError(unknown_id("Minari", self.dataset_id, known))
         return hub_download(repo, files, folder)
@@ -69,9 +71,9 @@ class MinariSource(Source):
         for key, count in counts.items():
             if said.get(key, count) != count:
                 raise CorruptDatasetError(f"{data} has {key} of {count}, its metadata.json says {said[key]}")
-        size = _row_bytes(_arrays(said))
+        size = _row_bytes(_arrays(said, str(data)))
         infos = layout_of(infos_of(data, said["data_format"], found))
-        size += 2 * sum(np.dtype((info.dtype or "O", info.shape)).itemsize for info in infos.values())
+        size += 2 * sum(info.row_bytes for info in infos.values())
         parts = grouped(data, ((each, each.steps, each.steps * size) for each in found), _BYTES)
         return [replace(part, which=(*part.which, infos)) for part in parts]
 
@@ -80,9 +82,10 @@ class MinariSource(Source):
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         said = _described(part.path)
-        arrays = _arrays(said)
+        arrays = _arrays(said, str(part.path))
         *found, infos = part.which
-        at_once = min(_ROWS, max(16, _BYTES // _row_bytes(arrays)))
+        size = _row_bytes(arrays) + 2 * sum(info.row_bytes for info in infos.values())
+        at_once = min(_ROWS, max(16, _BYTES // size))
         return rows(steps_of(part.path, said["data_format"], found), arrays, infos, at_once)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
@@ -93,7 +96,11 @@ class MinariSource(Source):
             **_described(self._data(folder)),
         }
         said["episodes"] = described_episodes(self._data(folder), said["data_format"])
-        [(namespace, name, version)] = re.findall(r"^(?:(.+)/)?(.+?)(?:-v(\d+))?$", said["dataset_id"])
+        if not (found := _NAME.fullmatch(said["dataset_id"])):
+            raise CorruptDatasetError(
+                f"{self._data(folder)}/metadata.json: {said['dataset_id']!r:.80} is no dataset_id"
+            )
+        namespace, name, version = found.groups()
         about = {"namespace": namespace or None, "dataset_name": name, "version": int(version) if version else None}
         return {**said, **about}
 
@@ -116,22 +123,29 @@ def _described(data: Path) -> Mapping[str, Any]:
 @lru_cache(maxsize=1)
 def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
     """Parse metadata, cached for all parts: the bounds of an image space have one number per pixel."""
-    try:
-        said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **json.loads(text)}
-        said |= {key: json.loads(said[key]) for key in ("env_spec", *_SPACES) if key in said}
-        _arrays(said)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptDatasetError(f"{path} is no metadata of Minari ({error!r})") from error
-    if said["data_format"] not in _FORMATS:
+    held = json_of(text, str(path))
+    given = Described(held, str(path))
+    said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **held}
+    fields = Described(said, str(path))
+    for name in ("total_episodes", "total_steps"):
+        if name in given:
+            fields.whole(name, most=MOST_ROWS)
+    if "dataset_id" in given:
+        fields.text("dataset_id")
+    for name in ("env_spec", *_SPACES):
+        if name in said and (said[name] is not None or name in _SPACES):
+            said[name] = json_of(fields.text(name).encode(errors="replace"), f"{path}, {name}")
+    if fields.text("data_format") not in _FORMATS:
         raise CorruptDatasetError(
-            f"{path} has the data_format {said['data_format']!r}, known are {_FORMATS}: upgrade this library"
+            f"{path} has the data_format {said['data_format']!r:.80}, known are {_FORMATS}: upgrade this library"
         )
+    _arrays(said, str(path))
     return said
 
 
-def _arrays(said: Mapping[str, Any]) -> dict[tuple[str, ...], np.dtype]:
+def _arrays(said: Mapping[str, Any], where: str) -> dict[tuple[str, ...], np.dtype]:
     """The arrays of a step by path, from the spaces."""
-    return {path: kind for key, name in _SPACES.items() for path, kind in arrays_of(said[key], name)}
+    return {path: kind for key, name in _SPACES.items() for path, kind in arrays_of(said[key], f"{where}, {key}", name)}
 
 
 def _row_bytes(arrays: Mapping[tuple[str, ...], np.dtype]) -> int:
@@ -205,4 +219,4 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     def metadata(self) -> dict[str, Any]:
         """Minari's metadata, with spaces as specs (needs minari); None for text and unknown spaces."""
         said = super().metadata
-        return {**said, **{key: spec_of(said[key]) for key in _SPACES}}
+        return {**said, **{key: spec_of(said[key], f"{self.metadata_path}, {key}") for key in _SPACES}}

@@ -1,7 +1,6 @@
 """Readers of Minari episodes in HDF5, Arrow or Parquet files."""
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +8,17 @@ import numpy as np
 
 from interop.data.arguments import required
 from interop.data.keys import entries_below
+from interop.datasets import parquet
 from interop.datasets.arrow_columns import faults, values
+from interop.datasets.described import MOST_ROWS, described
 from interop.datasets.errors import CorruptDatasetError
-from interop.datasets.hdf5 import arrays, attributes, opened, shapes
+from interop.datasets.hdf5 import arrays, attributes, opened, shape_of, shapes
 from interop.datasets.minari_infos import EpisodeInfos, Kind
 
 ONE_MORE = ("observations", "infos", "state")  # entries of T + 1 rows
 _HDF5 = "main_data.hdf5"
+_MOST_NESTED = 32  # options
+_MOST_DIGITS = 18  # of the number of an episode, which becomes an int64
 
 
 class Episode(NamedTuple):
@@ -42,7 +45,7 @@ class Steps(NamedTuple):
 
 def episodes(data: Path, kind: str) -> list[Episode]:
     """The episodes of a folder, in order. Reads headers only."""
-    return sorted(_of_hdf5(data / _HDF5) if kind == "hdf5" else _of_arrow(data))
+    return sorted(_of_hdf5(data / _HDF5) if kind == "hdf5" else _of_arrow(data, kind))
 
 
 def steps_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[Steps]:
@@ -84,19 +87,32 @@ def described_episodes(data: Path, kind: str) -> list[dict[str, Any]]:
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
             for each in found:
-                said: dict[str, Any] = {}
-                for name, value in attributes(file[f"episode_{each.number}"]).items():
-                    *above, last = name.split("/")  # Minari writes nested options as "options/a/b"
-                    holder = said
-                    for key in above:
-                        holder = holder.setdefault(key, {})
-                    holder[last] = value
+                where = f"{data / _HDF5}, episode {each.number}"
+                said = _nested(attributes(file[f"episode_{each.number}"]), where)
                 out.append({**said, "id": each.number, "total_steps": each.steps})
         return out
     for each in found:
-        said = json.loads((data / str(each.number) / "metadata.json").read_bytes())
-        out.append({**said, "id": each.number, "total_steps": each.steps})
+        held = described(data / str(each.number) / "metadata.json")
+        out.append({**{name: held.any(name) for name in held}, "id": each.number, "total_steps": each.steps})
     return out
+
+
+def _nested(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Attributes by name. Minari writes nested options as "options/a/b"."""
+    said: dict[str, Any] = {}
+    for name, value in given.items():
+        *above, last = name.split("/")
+        holder = said
+        for key in above[:_MOST_NESTED]:
+            holder = holder.setdefault(key, {})
+            if not isinstance(holder, dict):
+                break
+        if len(above) > _MOST_NESTED or not isinstance(holder, dict) or last in holder:
+            raise CorruptDatasetError(
+                f"{where}: the attribute {name[:80]!r} is nested too deeply, or within another one"
+            )
+        holder[last] = value
+    return said
 
 
 def _steps(episode: Episode, where: str, entries: dict[str, Any]) -> Steps:
@@ -111,25 +127,34 @@ def _name(key: str) -> str:
 def _of_hdf5(path: Path) -> Iterator[Episode]:
     if not path.exists():
         raise CorruptDatasetError(f"{path} is missing")
-    h5d = required("h5py", "interop").h5d
     with opened(path) as file:
         for name in file:
             if name.startswith("episode_"):
-                try:  # low-level, five times faster than for groups
-                    steps = h5d.open(file.id, f"{name}/rewards".encode()).shape[:1]
+                number = name.removeprefix("episode_")
+                if not _is_number(number):
+                    raise CorruptDatasetError(f"{path}: {name[:80]!r} has no number of an episode")
+                try:
+                    steps = shape_of(file, f"{name}/rewards")[:1]
                 except KeyError:
                     steps = (len(file[name]),)  # 0 for an empty group
-                yield Episode(int(name.removeprefix("episode_")), *steps)
+                if not steps:
+                    raise CorruptDatasetError(f"{path}: {name}/rewards is a single number, not one for each step")
+                yield Episode(int(number), *steps)
 
 
-def _of_arrow(data: Path) -> Iterator[Episode]:
+def _of_arrow(data: Path, kind: str) -> Iterator[Episode]:
     for folder in data.iterdir():
-        if folder.name.isdigit():
-            path = folder / "metadata.json"
-            try:
-                yield Episode(int(folder.name), int(json.loads(path.read_bytes())["total_steps"]))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise CorruptDatasetError(f"{path} does not say the total_steps of this episode ({error})") from error
+        if _is_number(folder.name):
+            steps = described(folder / "metadata.json").whole("total_steps", most=MOST_ROWS)
+            with faults(f"{folder}: its {kind} files"):
+                rows = sum(_count(path, kind) for path in folder.glob(f"*.{kind}"))
+            if rows != steps + 1:
+                raise CorruptDatasetError(f"{folder} has {rows} rows, {steps + 1} are needed for {steps} steps")
+            yield Episode(int(folder.name), steps)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _arrow_entries(folder: Path, kind: str, steps: int, *names: str) -> dict[str, Any]:
@@ -170,8 +195,24 @@ def _infos(column: Any, where: str, metadata: Any = None) -> Any:
     return out
 
 
+def _count(path: Path, kind: str) -> int:
+    """The rows of a file, from its headers."""
+    if kind == "parquet":
+        with parquet.opened(path) as file:
+            return sum(file.rows())
+    file = _arrow_file(path)
+    return sum(file.get_batch(place).num_rows for place in range(file.num_record_batches))
+
+
 def _table(path: Path, kind: str) -> Any:
     if kind == "parquet":
-        return required("pyarrow.parquet", "datasets").ParquetFile(path, memory_map=True).read(use_threads=False)
+        with parquet.opened(path) as file:
+            return required("pyarrow", "datasets").concat_tables(
+                [file.read(place) for place in range(len(file.rows()))]
+            )
+    return _arrow_file(path).read_all()
+
+
+def _arrow_file(path: Path) -> Any:
     pyarrow = required("pyarrow", "datasets")
-    return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+    return pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))

@@ -1,5 +1,6 @@
 """The common layout of infos, which Minari lets differ from episode to episode."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -40,6 +41,11 @@ class Info(NamedTuple):
     shape: tuple[int, ...]
     of_steps: bool = True
     misfit: tuple[str, str] | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row; of text, those of a reference."""
+        return math.prod(self.shape) * np.dtype(self.dtype or "O").itemsize
 
 
 Layout = Mapping[Path, Info]

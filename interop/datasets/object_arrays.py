@@ -6,6 +6,7 @@ NumPy's own functions are never called, as a crafted dtype could make them treat
 
 import copyreg
 import io
+import math
 import pickle
 import re
 import sys
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
+from interop.datasets import pickle_sizes
 from interop.datasets.compressed import Readable
 from interop.datasets.errors import CorruptDatasetError
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_LONGEST_HEADER = 10_000  # bytes, as in NumPy
 _PLAIN = {str, bytes, int, float, bool, type(None)}
 _LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}  # the largest code of a bool, of a character
 
@@ -27,7 +30,8 @@ def load_object(file: Readable, where: str = "the file") -> Any:
     """Read a pickle or `.npy` file of NumPy arrays, numbers, text, bytes, None, and dicts, lists and tuples of these.
 
     A `.npy` file with a single object gives that object, otherwise the array. Arrays may be read-only.
-    `CorruptDatasetError`, prefixed by `where`, for other content, and for a damaged or truncated file.
+    `CorruptDatasetError`, prefixed by `where`, for other content, and for a damaged or truncated file. Memory: up to
+    `allowance.held` of its bytes.
     """
     data = file.read()
     stream = io.BytesIO(data)
@@ -40,22 +44,44 @@ def load_object(file: Readable, where: str = "the file") -> Any:
     return value
 
 
-def array_header(file: Readable, where: str = "the file") -> tuple[tuple[int, ...], np.dtype]:
-    """Read shape and dtype from an `.npy` header, up to the first row. `CorruptDatasetError` for Fortran order."""
+def array_header(
+    file: Readable, where: str = "the file", any_order: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read shape, whether the order is that of Fortran, and dtype from an `.npy` header, up to the first row.
+
+    `CorruptDatasetError` for a damaged header and, unless `any_order`, for several dims in Fortran order.
+    """
     try:
-        shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
+        shape, fortran, dtype = _header(file)
+    except CorruptDatasetError:
+        raise
     except Exception as error:  # damaged headers raise anything
         raise CorruptDatasetError(f"{where} is no .npy file: {error}") from error
-    if fortran and len(shape) > 1:
+    if fortran and len(shape) > 1 and not any_order:
         raise CorruptDatasetError(f"{where} has an array in the order of Fortran, which cannot be read row by row")
-    return shape, dtype
+    return shape, fortran, dtype
+
+
+def _header(file: Readable) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and dtype of an `.npy` header. Its length is compared before it is read."""
+    magic = file.read(npy.MAGIC_LEN)
+    read = _HEADERS[npy.read_magic(io.BytesIO(magic))]
+    count = file.read(2 if magic[6] == 1 else 4)
+    if (length := int.from_bytes(count, "little")) > _LONGEST_HEADER:
+        raise ValueError(f"it has a header of {length} bytes")
+    shape, fortran, dtype = read(io.BytesIO(count + file.read(length)))
+    if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * max(dtype.itemsize, 1) >= 2**62:
+        raise ValueError(f"it has the shape {shape!r:.80}")
+    return shape, fortran, dtype
 
 
 def _array_of(stream: io.BytesIO) -> Any:
-    shape, fortran, dtype = _HEADERS[npy.read_magic(stream)](stream)
+    shape, fortran, dtype = _header(stream)
     if dtype.kind != "O":
         return _filled(stream.read(), dtype, shape, "F" if fortran else "C")
     value = _unpickled(stream)
+    if not isinstance(value, np.ndarray) or value.shape != shape:
+        raise ValueError(f"its header announces objects of shape {shape}, there is a {type(value).__name__}")
     return value if shape else value.item()
 
 
@@ -126,6 +152,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(stream: io.BytesIO) -> Any:
+    pickle_sizes.check(stream.getvalue(), stream.tell())
     copyreg.clear_extension_cache()  # else a code could resolve to an import of another unpickler
     return _plain(_Unpickler(stream).load(), {})
 

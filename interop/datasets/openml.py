@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from interop.data.arguments import required
+from interop.datasets import allowance
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.source import Part, Source
@@ -48,7 +49,9 @@ class OpenMLSource(Source):
         fetch = required("sklearn.datasets", "datasets").fetch_openml
         try:
             features, target = fetch(name, version=version, return_X_y=True, data_home=str(folder), parser="auto")
-        except (OSError, ValueError) as error:  # network errors; answers without a dataset
+        except ImportError:
+            raise
+        except Exception as error:  # no network, or an answer that is anything: scikit-learn checks few of its entries
             raise DownloadError(
                 f"OpenML did not send {name!r}, version {version}: {error}. Pass a folder with its .arff file as from_local"
             ) from error
@@ -84,6 +87,9 @@ class OpenMLSource(Source):
         labels, encoder = sklearn.LabelEncoder(), sklearn.StandardScaler()
         y = torch.from_numpy(labels.fit_transform(target).astype(np.int64))
         if self.dataset_id.endswith("_onehot"):
+            columns = len(numbers) + sum(features[name].nunique(dropna=False) for name in text)
+            size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+            allowance.check(8 * columns * len(features), allowance.held(size), f"{folder}: {columns} one-hot columns")
             joined = required("sklearn.compose", "datasets").make_column_transformer
             onehot = sklearn.OneHotEncoder(sparse_output=False)
             encoder = joined((encoder, numbers), (onehot, text), verbose_feature_names_out=False)

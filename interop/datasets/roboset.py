@@ -51,7 +51,7 @@ class RobosetSource(Source):
         for seed, path in enumerate(local_files(folder, self.dataset_id, ".h5")):
             with opened(path) as file:
                 for name in file:
-                    if found := re.fullmatch(r"Trial(\d+)", name):
+                    if found := re.fullmatch(r"Trial([0-9]{1,18})", name):
                         trial = datasets(file[name])
                         if missing := [key for key in _NEEDED if key not in trial]:
                             raise CorruptDatasetError(f"{path}: {name} has no {missing[0]!r}")

@@ -1,7 +1,5 @@
 """V-D4RL: image observations of control tasks, in `.npz` episodes or HDF5 shards on the Hugging Face hub."""
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from interop.datasets import npz
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped, ranges
@@ -25,9 +24,6 @@ _SUFFIXES = (".npz", ".hdf5")
 _FIRST, _LAST = 0, 2  # values of `step_type`
 _FLAGS = ("is_first", "is_last", "is_terminal")
 _SINGLE = ("action", "reward", "discount")  # entries of a step, which upstream's readers convert to float32
-# Errors of NumPy for damaged files, and files that are no array archives.
-_FAULTS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError, RuntimeError)
-
 _KNOWN = [  # the 64 x 64 pixel datasets on the hub, if it is unreachable
     *(f"distracting/walker_walk_random/64px/{level}" for level in ("easy", "hard", "medium")),
     *(f"main/{task}/{quality}/64px" for task in ("cheetah_run", "humanoid_walk", "walker_walk")
@@ -71,7 +67,7 @@ class VD4RLSource(Source):
         for path, first, last in part.which:
             start, stop = max(first - 1, 0), last + 1  # with the image before these rows, and the flags behind them
             if path.suffix == ".npz":
-                found = _cut(_episode(path), slice(start, stop), path)
+                found = _cut(npz.arrays_of(path), slice(start, stop), path)
             else:
                 with opened(path) as file:
                     found = arrays(file, slice(start, stop))
@@ -81,7 +77,7 @@ class VD4RLSource(Source):
 def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
     """Yield ((path, first, last), steps, bytes) for ranges of rows of a file. An episode is one range."""
     if path.suffix == ".npz":
-        begins, _, _ = _marks(_cut(_episode(path, "action", "discount", *_FLAGS), slice(None), path), str(path))
+        begins, _, _ = _marks(_cut(npz.arrays_of(path, "action", "discount", *_FLAGS), slice(None), path), str(path))
         yield (path, 0, len(begins)), int((~begins).sum()), path.stat().st_size
         return
     with opened(path) as file:
@@ -95,15 +91,6 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
         begins, _, _ = _marks(marked, str(path))
     for first, last in ranges(rows, size):
         yield (path, first, last), int((~begins[first:last]).sum()), size * (last - first) // rows
-
-
-def _episode(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Read the arrays of an `.npz` file that have one of `names`, by default all."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if not names or name in names}
-    except _FAULTS as error:
-        raise CorruptDatasetError(f"{path} cannot be read as an .npz file ({error})") from error
 
 
 def _cut(found: Mapping[str, np.ndarray], rows: slice, path: Path) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
-from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint import CheckpointCorrupt, Fields, json_text
 from fbuf.checkpoint.files import FolderLock
 from fbuf.checkpoint.writing import flush
 
@@ -162,9 +162,12 @@ def _usable(
 ) -> dict[str, Any] | None:  # fmt: skip
     """The record of a folder that can be used; None for one that is to be made."""
     try:
-        found = json.loads((folder / RECORD).read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError(f"it has a {type(found).__name__}")
+        text = (folder / RECORD).read_bytes()
+        held = Fields(
+            json_text.parsed(text, RECORD, CheckpointCorrupt, deepest=256, largest=len(text), halves=True), RECORD
+        )
+        found = {name: held.any(name) for name in held}
+        schema = held.whole("schema") if "schema" in held else 0
     except (FileNotFoundError, NotADirectoryError):
         if _is_empty(folder) or (replaces_foreign and folder.is_dir()):
             return None
@@ -173,7 +176,7 @@ def _usable(
         raise FileExistsError(
             f"{folder} is in the way: it was not made by this library. Move it, or pass another root"
         ) from None
-    except ValueError as error:
+    except CheckpointCorrupt as error:
         if when == "always":
             return None
         raise CheckpointCorrupt(f"{folder / RECORD} is damaged: {error}") from error
@@ -182,10 +185,8 @@ def _usable(
         raise FileExistsError(f"{folder} is in the way: it has {has}. Move it, or pass another root")
     if when == "always":
         return None
-    if found.get("schema", 0) > made_from.get("schema", found.get("schema", 0)):
-        raise ValueError(
-            f"{folder} was written by a newer version of this library (schema {found['schema']}): upgrade it"
-        )
+    if schema > made_from.get("schema", schema):
+        raise ValueError(f"{folder} was written by a newer version of this library (schema {schema}): upgrade it")
     different = [key for key, value in made_from.items() if found.get(key) != value]
     if differ := [key for key in different if key not in states]:
         if when == "differs":

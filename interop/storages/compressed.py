@@ -4,6 +4,7 @@ import builtins
 import copy
 import functools
 import importlib
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -26,6 +27,8 @@ _OBJECT = Value("object")  # any leaf that is no tensor
 _LIBRARIES = ("compression.zstd", "zstandard") if sys.version_info >= (3, 14) else ("zstandard",)
 _HIGHEST = 22
 _PLAIN = (type(None), bool, int, float, str)  # what may be beside the data in the result of a `compression_fn`
+_WINDOW = 1 << 27  # bytes of memory that decompression takes at most: what the highest level uses
+_BLOCK = 1 << 20
 
 
 class Zstd:
@@ -45,8 +48,28 @@ class Zstd:
         else:
             self.compress, self.decompress = functools.partial(library.compress, level=self.level), library.decompress
 
+    def makes(self, data: np.ndarray, size: int) -> bool:
+        """Whether bytes decompress to `size` bytes. Memory: a block and the window of the compression, whatever they say."""
+        try:
+            with _reader(data) as reader:
+                left = size
+                while left >= 0 and (block := reader.read(min(_BLOCK, left + 1))):
+                    left -= len(block)
+            return left == 0
+        except Exception:  # each library has its own error for damaged frames
+            return False
+
     def __reduce__(self) -> Any:
         return type(self), (self.level,)
+
+
+def _reader(data: np.ndarray) -> Any:
+    """A file of the decompressed bytes."""
+    library = _library()
+    if library.__name__ == "zstandard":
+        return library.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(data)
+    options = {library.DecompressionParameter.window_log_max: _WINDOW.bit_length() - 1}
+    return library.ZstdFile(io.BytesIO(data.tobytes()), options=options)
 
 
 def _library() -> Any:
@@ -237,12 +260,8 @@ class CompressedListStorage(ListStorage):
 
 def _makes(zstd: Zstd, value: Any, size: int) -> bool:
     """Whether a loaded leaf is compressed bytes that decompress to `size` bytes."""
-    if not (isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1 and value.is_cpu):
-        return False
-    try:
-        return len(zstd.decompress(value.numpy())) == size
-    except Exception:  # each library has its own error for damaged frames
-        return False
+    is_bytes = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1 and value.is_cpu
+    return is_bytes and zstd.makes(value.numpy(), size)
 
 
 def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:

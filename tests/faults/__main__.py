@@ -44,6 +44,7 @@ RUNS = [
     Run("K7", "readers and writers of one path", "tests/fbuf/checkpoint/test_folders.py"),
     Run("D1", "each file of a checkpoint is damaged", "damaging.files", 3000, 300),
     Run("D2", "descriptions are made up and signed", "damaging.descriptions", 10000, 500),
+    Run("D3", "descriptions of datasets are changed", "described.datasets", 2000, 200),
     Run("M1", "checkpoints of buffers that are built otherwise", "matrix.pairs", 400, 100),
     Run("I1", "bad and extreme arguments", "arguments.calls", 20000, 1500),
     Run("C1", "2, 4 and 8 processes write to one buffer", "sharing.races", 10000, 100),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults import arguments, damaging, failing, killing, losing, matrix, threads
+from tests.faults import arguments, damaging, described, failing, killing, losing, matrix, threads
 from tests.faults.counts import Counts
 from tests.faults.subjects import few
 
@@ -40,6 +40,10 @@ def test_an_error_names_the_damaged_file() -> None:
 
 def test_descriptions_that_are_made_up() -> None:
     damaging.descriptions(200, 1, few()).check(200, refused=100)
+
+
+def test_descriptions_of_datasets_that_are_changed() -> None:
+    described.datasets(96, seed=1).check(96, **{"typed error": 60, "same rows": 8})
 
 
 def test_buffers_that_are_built_otherwise() -> None:
@@ -74,6 +78,11 @@ def test_a_killed_call_leaves_a_whole_dataset_or_none() -> None:
 
 
 # ------------------------------------------------------------------ more of it
+
+
+@pytest.mark.slow
+def test_more_descriptions_of_datasets() -> None:
+    described.datasets(1200, seed=2).check(1200, **{"typed error": 600, "same rows": 100})
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_entries_of_info_that_are_optional(replay: Any, files: Path) -> None:
     assert len(replay()) == 48
     for name, feature in (("fps", upstream.VIDEO), ("video_path", upstream.VIDEO), ("features", "episode_index")):
         path.write_text(json.dumps({key: value for key, value in info.items() if key != name}))
-        with pytest.raises(CorruptDatasetError, match=f"there is no {name}"):
+        with pytest.raises(CorruptDatasetError, match=rf"(there is no {name}|'{name}' is missing)"):
             replay(download="force")
         assert feature in info["features"]
 
@@ -501,7 +501,7 @@ def test_numbers_of_episodes(replay: Any, files: Path, name: str, value: Any) ->
     if (name, value) == ("episode_index", 0) and value is not False:
         assert len(replay()) == 3
         return
-    with pytest.raises(CorruptDatasetError, match=rf"episodes.jsonl.*{name} must be a whole number"):
+    with pytest.raises(CorruptDatasetError, match=rf"episodes.jsonl.*'{name}' should be a whole number"):
         replay()
 
 
@@ -513,7 +513,9 @@ def test_numbers_of_episodes(replay: Any, files: Path, name: str, value: Any) ->
 def test_numbers_of_tables(replay: Any, files: Path, name: str, value: Any) -> None:
     upstream.make(files, np.random.default_rng(0))
     change(files / EPISODES, **{name: [1, value, 1]})
-    with pytest.raises(CorruptDatasetError, match=rf"file-000.parquet, episode 1: {name} must be a (whole )?number"):
+    with pytest.raises(
+        CorruptDatasetError, match=rf"file-000.parquet, episode 1: '{name}' should be a (whole )?number"
+    ):
         replay()
 
 
@@ -521,10 +523,10 @@ def test_numbers_of_tables(replay: Any, files: Path, name: str, value: Any) -> N
 def test_numbers_of_tasks(replay: Any, files: Path, value: Any) -> None:
     small(files, {"task_index": SCALAR}, {"task_index": [0, 0, 0]})
     upstream.text(files / "meta/tasks.jsonl", json.dumps({"task_index": value, "task": "push"}))
-    with pytest.raises(CorruptDatasetError, match=r"tasks.jsonl.*task_index must be a whole number"):
+    with pytest.raises(CorruptDatasetError, match=r"tasks.jsonl.*'task_index' should be a whole number"):
         replay()
     upstream.text(files / "meta/tasks.jsonl", json.dumps({"task_index": 0, "task": None}))
-    with pytest.raises(CorruptDatasetError, match=r"tasks.jsonl.*task must be text"):
+    with pytest.raises(CorruptDatasetError, match=r"tasks.jsonl.*'task' should be a text"):
         replay()
 
 
@@ -542,7 +544,7 @@ def test_shapes(replay: Any, files: Path, value: Any) -> None:
 def test_json_that_is_none(replay: Any, files: Path, name: str, content: bytes) -> None:
     small(files, {"action": SCALAR}, {"action": [1, 2, 3]})
     (files / "meta" / name).write_bytes(content)
-    with pytest.raises(CorruptDatasetError, match=rf"{name} is (missing, or no JSON|no JSON of a dataset)"):
+    with pytest.raises(CorruptDatasetError, match=rf"{name}(, line 1)?: no JSON that can be read"):
         replay()
 
 
@@ -584,7 +586,7 @@ def test_lines_of_other_values(replay: Any, files: Path, name: str, content: str
 def test_formats_of_paths(replay: Any, files: Path, name: str, path: Any) -> None:
     small(files, {"action": SCALAR}, {"action": [1, 2, 3]}, **{name: path})
     began = time.monotonic()
-    with pytest.raises(CorruptDatasetError, match=rf"info.json: {name} .*(must be|leads out of the folder)"):
+    with pytest.raises(CorruptDatasetError, match=rf"info.json: '?{name}'? .*(should be|leads out of the folder)"):
         replay()
     assert time.monotonic() - began < 5
 
