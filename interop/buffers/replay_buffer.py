@@ -29,7 +29,7 @@ from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
-from interop.host.threads import Lock, renew_in_children, uninterrupted
+from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.consuming import consuming
@@ -39,6 +39,7 @@ from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
 from interop.storages import planning as of_storages
+from interop.storages.all_or_nothing import all_or_nothing
 from interop.storages.batches import read_batch
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
@@ -261,11 +262,15 @@ class ReplayBuffer(Sampled):
                     continue
                 if new is not before:
                     self._sampler.refuse_forked_child()
-                    self._join(new, self._sampler, self._writer)
-                    before.detach(self)
-                self._collate_fn = chosen
-                self.drop_prefetched()
+                finished(partial(self._exchange_storage, before, new, chosen))
                 return before
+
+    def _exchange_storage(self, before: Storage, new: Storage, collate_fn: Callable[[Any], Any]) -> None:
+        if new is not before:
+            self._join(new, self._sampler, self._writer)
+            before.detach(self)
+        self._collate_fn = collate_fn
+        self.drop_prefetched()
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler; the new one draws from the stored rows. Returns the previous one."""
@@ -273,16 +278,19 @@ class ReplayBuffer(Sampled):
         new.check_batch_size(self._batch_size)
         with locked(self):
             before = self._sampler
-            self._join(self._storage, new, self._writer)
-            self.drop_prefetched()
+            finished(partial(self._exchange_sampler, new))
             return before
+
+    def _exchange_sampler(self, new: Sampler) -> None:
+        self._join(self._storage, new, self._writer)
+        self.drop_prefetched()
 
     def set_writer(self, writer: Writer) -> Writer:
         """Replace the writer. Returns the previous one."""
         new = made("writer", writer, Writer)
         with locked(self):
             before = self._writer
-            self._join(self._storage, self._sampler, new)
+            finished(partial(self._join, self._storage, self._sampler, new))
             return before
 
     def share(self, shared: bool = True) -> Self:
@@ -380,30 +388,38 @@ class ReplayBuffer(Sampled):
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
         buffers = storage.attached()
-        followed = False
+        followed, samplers = False, [sampler] if sampler.sees_writes else []
         for buffer in storage.buffers():
             buffer.sampler.refuse_forked_child()  # a sampler that cannot follow the write
             followed = followed or buffer.sampler.follows_writes
+            if buffer.sampler.sees_writes and buffer.sampler is not sampler:
+                samplers.append(buffer.sampler)
         priority = self._priority_in(stored, many) if with_priorities else None
         dim, before = self.dim_extend, storage.counts if followed else None
-        try:
+        if many and hasattr(stored, "__next__"):
+            stored = list(stored)  # it may be written twice
+
+        def write() -> Any:
             index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
             if index is None:
                 return None
             for buffer in buffers:
                 buffer.mark_update(index)
-        except BaseException:  # after a signal rows may be written, with the priorities of the rows before
-            if before is not None:
+            (sampler.extend if many else sampler.add)(index)
+            if priority is not None:
+                sampler.update_priority(index, priority, storage=storage)
+            if not transforms and not self._marks_samples and dim == 0 and storage.ndim == 1:
+                writer.note(stored, index)
+            return index
+
+        try:
+            return all_or_nothing(storage, [storage, writer, *samplers], write)
+        except BaseException:
+            if before is not None:  # a sampler has raised: the rows have the priorities of the rows before
                 with uninterrupted():
                     storage.recover()
                     storage.report_writes(before)
             raise
-        (sampler.extend if many else sampler.add)(index)
-        if priority is not None:
-            sampler.update_priority(index, priority, storage=storage)
-        if not transforms and not self._marks_samples and dim == 0 and storage.ndim == 1:
-            writer.note(stored, index)
-        return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
         """The checked priorities in data that will be stored; None if there are none."""
@@ -444,10 +460,15 @@ class ReplayBuffer(Sampled):
             storage.refuse_forked_child()
             for buffer in storage.buffers():
                 buffer.writer.refuse_empty()
-            with storage.transaction():
-                storage.clear()
-                for buffer in storage.buffers():
-                    buffer.forget(empty_write_count)
+            buffers = storage.buffers()
+
+            def write() -> None:
+                with storage.transaction():
+                    storage.clear()
+                    for buffer in buffers:
+                        buffer.forget(empty_write_count)
+
+            all_or_nothing(storage, [storage, *(buffer.writer for buffer in buffers)], write, forward=True)
 
     def forget(self, empty_write_count: bool = True) -> None:
         """Start over: the storage was emptied. Its lock is held."""
@@ -787,8 +808,8 @@ class ReplayBuffer(Sampled):
         with locked(self), nullcontext() if self._prefetch is None else self._prefetch.mutex:
             yield
 
-    def _transaction(self) -> AbstractContextManager[Any]:
-        return self._storage.transaction() if self._storage.checkpointer.changes_rows else nullcontext()
+    def _replaced_storages(self) -> list[Storage]:
+        return [self._storage] if self._storage.checkpointer.changes_rows else []
 
     def _kept(self) -> dict[str, Any]:
         """The attributes of copies and pickles. The lock is held."""

@@ -93,6 +93,10 @@ class PromptGroupSampler(DrawingSampler):
         """Groups that can be drawn, of any staleness, as of the last write or draw."""
         return len(self._groups.ready)
 
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        return () if self._staleness is None else self._staleness.draw_settings
+
     def sampleable(self, storage: Storage) -> int:
         self._try_sync(storage)
         return self.num_ready * self._size

@@ -33,11 +33,14 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     KEPT = False  # whether a storage in files keeps the priorities
     follows_writes = False  # whether the class defines `mark_update`
     takes_priorities = False  # whether it defines `update_priority`
+    sees_writes = False  # whether it defines one of these, `add` or `extend`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.follows_writes = cls.mark_update is not Sampler.mark_update
         cls.takes_priorities = cls.update_priority is not Sampler.update_priority
+        own = (cls.add is not Sampler.add, cls.extend is not Sampler.extend)
+        cls.sees_writes = cls.follows_writes or cls.takes_priorities or any(own)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
@@ -79,6 +82,29 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         None for samplers whose draws depend on the key and the stored items only.
         """
         return Reservation.own(*draw_by(self, storage, batch_size, key))
+
+    def before_draw(self) -> Any:
+        """What `put_back` needs to undo the next draw, if draws change the sampler in ways that `undo_draw` does not undo."""
+        return dict(self.__dict__)
+
+    def put_back(self, before: Any) -> None:
+        """Be again as at `before_draw`, or `before_write`. Of a user's class the attributes, not what changes in them."""
+        self.__dict__.update(before)
+
+    def undo_draw(self, key: np.ndarray) -> None:
+        """Undo the `reserve` with this key, if it was interrupted before its result was known."""
+
+    def let_go(self) -> None:
+        """Release the locks of the sampler that this thread holds: after an interrupt."""
+
+    def before_write(self) -> Any:
+        """What `put_back` needs to undo what a write does to the sampler."""
+        return dict(self.__dict__)
+
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        """The parameters that a user may set and on which draws depend. Batches drawn ahead with others are drawn again."""
+        return ()
 
     @property
     def reads_to_reserve(self) -> bool:

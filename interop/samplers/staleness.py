@@ -75,6 +75,10 @@ class StalenessAwareSampler(DrawingSampler):
         """The policy was updated."""
         self.consumer_version += 1
 
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        return self._consumer_version, self._max_staleness, self.staleness_weight_fn, self.version_key
+
     # ------------------------------------------------------------------ draws
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Tensor, dict[Any, Any]]:

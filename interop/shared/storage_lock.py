@@ -51,6 +51,9 @@ class HasStorage(Protocol):
     @property
     def storage(self) -> HasLock: ...
 
+    def let_go(self) -> None:
+        """Release all other locks of the buffer that this thread holds: after an interrupt."""
+
 
 def locked(buffer: HasStorage) -> "Held":
     """Hold the lock of the storage of a buffer. Reentrant."""
@@ -60,10 +63,18 @@ def locked(buffer: HasStorage) -> "Held":
 def _storage_held(buffer: HasStorage) -> Iterator[None]:
     while True:
         lock = buffer.storage.lock
-        with lock.threads:
-            if lock is buffer.storage.lock:  # the storage may have been exchanged while this thread waited
-                yield from lock.steps()
-                return
+        threads = lock.threads
+        nested = threads.is_mine
+        try:
+            with threads:
+                if lock is buffer.storage.lock:  # the storage may have been exchanged while this thread waited
+                    yield from lock.steps()
+                    return
+        except BaseException:
+            if not nested:  # an interrupt may have come between the end of a `with` and the release of its lock
+                buffer.let_go()
+                threads.let_go()
+            raise
 
 
 @contextlib.contextmanager
@@ -136,17 +147,30 @@ class StorageLock:
 
     def steps(self) -> Iterator[None]:
         """A generator that holds the lock at its only yield."""
-        with self.threads:
-            if self.hooked and not self._begun:
-                try:
-                    self._begun = True
-                    self._begin()
+        nested = self.threads.is_mine
+        try:
+            with self.threads:
+                if self.hooked and not self._begun:
+                    yield from self._hooked_steps()
+                else:
                     yield
-                finally:
-                    self._begun = False
-                    self._end()
-            else:
+        except BaseException:
+            if not nested:  # as in `_storage_held`
+                self.threads.let_go()
+            raise
+
+    def _hooked_steps(self) -> Iterator[None]:
+        try:
+            try:
+                self._begun = True
+                self._begin()
                 yield
+            finally:
+                self._end()
+        except BaseException:
+            if self._begun:  # an interrupt has come before, or in, `_end`
+                self._end()
+            raise
 
     def _begin(self) -> None:
         if self._unusable:
@@ -166,6 +190,7 @@ class StorageLock:
         finally:
             if self.processes is not None:
                 self.processes.release()
+        self._begun = False
 
     # ------------------------------------------------------------------ processes
 

@@ -295,6 +295,20 @@ class FrameRows(TorchRows):
         write, self._write, scheme = self._write, None, self.scheme
         assert write is not None, "rows are checked by `refuse` first"
         count, written = len(write.leaves[0]), int(self.counts[_WRITTEN])
+        heads = [table[1 : 1 + scheme.per_row].clone() for table in self._tables]
+        previous = self._index[(written - 1) % scheme.capacity].copy()
+        free, newest, counts = self._free.copy(), self._newest.copy(), self.counts.copy()
+        try:
+            self._write_rows(write, start, count, written)
+        except BaseException:  # of a signal: then the write can be checked and made again
+            for table, head in zip(self._tables, heads, strict=True):
+                table[1 : 1 + scheme.per_row] = head
+            self._index[(written - 1) % scheme.capacity] = previous
+            self._free[:], self._newest[:], self.counts[:] = free, newest, counts
+            raise
+
+    def _write_rows(self, write: "_Write", start: int, count: int, written: int) -> None:
+        scheme = self.scheme
         for table, (_, place) in zip(self._tables, scheme.pairs, strict=True):
             frames = scheme.newest(write.leaves[place], place).reshape(count, scheme.per_row, *table.shape[1:])
             if write.finals.size:

@@ -19,6 +19,7 @@ from interop.data.arguments import class_of, whole
 from interop.data.randomness import Seeded
 from interop.host.maps import in_shared_memory
 from interop.host.ring import CELLS, Ring
+from interop.host.threads import uninterrupted
 from interop.shared.journal import Journal
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import StorageLock
@@ -192,9 +193,21 @@ class Storage(Aliases, Seeded):
         """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
         self.journal.recover_interrupted()
 
+    def before_write(self) -> Any:
+        """What `put_back` needs after an interrupted write. O(1)."""
+        return self.ring.counters()
+
+    def put_back(self, before: Any) -> None:
+        """Be as before an interrupted write, but for the rows that it has overwritten. Inside a transaction."""
+        self.ring.put_back(before)
+
+    def replace(self, change: Callable[[], None]) -> None:
+        """Make a checked change in a transaction. If it is interrupted, it is made again before the exception is raised."""
+        replaced([self], change)
+
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
-        """A transaction: commits on exit, rolls back on error. Cannot be nested."""
-        return self.journal
+        """A transaction: commits on exit, rolls back on error. Inside another one it is a part of that."""
+        return self.journal.part()
 
     def part(self) -> contextlib.AbstractContextManager[Any]:
         """Joins the transaction that is open, or is one."""
@@ -429,6 +442,28 @@ class Storage(Aliases, Seeded):
             self.lock.take(process_lock)
         if self._counters is not None:
             self.ring.use(self._counters.numpy().data, copy=False)
+
+
+def replaced(storages: Sequence[Storage], change: Callable[[], None]) -> None:
+    """Make a change in a transaction of each storage. An interrupted one is made again before the exception is raised.
+
+    The locks are held. `change` may run twice, and was checked before: an error of its own comes again.
+    """
+
+    def run() -> None:
+        with contextlib.ExitStack() as transactions:
+            for storage in storages:
+                transactions.enter_context(storage.transaction())
+            change()
+
+    try:
+        run()
+    except BaseException:
+        with uninterrupted():
+            for storage in storages:
+                storage.recover()
+            run()
+        raise
 
 
 class _Listeners(list[Callable[[], Any]]):

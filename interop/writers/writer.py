@@ -62,6 +62,14 @@ class Writer(Stateful, Seeded, ABC):
         """How many rows were ever written."""
         return 0
 
+    def before_write(self) -> Any:
+        """What `put_back` needs after an interrupted write. O(1). Of a user's class its attributes."""
+        return dict(self.__dict__)
+
+    def put_back(self, before: Any) -> None:
+        """Be as before an interrupted write."""
+        self.__dict__.update(before)
+
     def generations_of(self, index: Any) -> Tensor:
         """How often rows were overwritten: int64 in the shape of `index`, an int or a tensor of rows.
 
