@@ -15,15 +15,17 @@ class Task:
     """A piece of work: the thread that claims it does it, and any thread can wait for its end.
 
     Attributes:
+        ended: whether the work has ended.
         result: what the work returned.
         error: what it raised.
     """
 
-    __slots__ = ("_claim", "_end", "error", "result")
+    __slots__ = ("_claim", "_end", "ended", "error", "result")
 
     def __init__(self) -> None:
         self._claim, self._end = _thread.allocate_lock(), _thread.allocate_lock()
         self._end.acquire()
+        self.ended = False
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -38,19 +40,20 @@ class Task:
         except BaseException as error:
             self.error = error
         finally:
+            self.ended = True  # first: an interrupted `wait` may keep the lock
             self._end.release()
 
     def wait(self) -> None:
         """Wait for the end of the work, which some thread has claimed. A signal handler may raise meanwhile."""
-        with self._end:
-            pass
+        if not self.ended:
+            with self._end:
+                pass
 
     def has_ended(self, within: float) -> bool:
-        """Whether the work ends within so many seconds. For one caller alone, which gives up where a handler raises."""
-        ended = self._end.acquire(True, within)
-        if ended:
+        """Whether the work ends within so many seconds."""
+        if not self.ended and self._end.acquire(True, within):
             self._end.release()
-        return ended
+        return self.ended
 
 
 def begin(task: Task, work: Callable[[], Any]) -> None:

@@ -395,7 +395,7 @@ class ReplayBuffer(Sampled):
             if buffer.sampler.sees_writes and buffer.sampler is not sampler:
                 samplers.append(buffer.sampler)
         priority = self._priority_in(stored, many) if with_priorities else None
-        dim, before = self.dim_extend, storage.counts if followed else None
+        dim = self.dim_extend
         if many and hasattr(stored, "__next__"):
             stored = list(stored)  # it may be written twice
 
@@ -412,14 +412,7 @@ class ReplayBuffer(Sampled):
                 writer.note(stored, index)
             return index
 
-        try:
-            return all_or_nothing(storage, [storage, writer, *samplers], write)
-        except BaseException:
-            if before is not None:  # a sampler has raised: the rows have the priorities of the rows before
-                with uninterrupted():
-                    storage.recover()
-                    storage.report_writes(before)
-            raise
+        return all_or_nothing(storage, [storage, writer, *samplers], write, reported=followed)
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
         """The checked priorities in data that will be stored; None if there are none."""

@@ -198,6 +198,15 @@ class Epoch:
         self._begin()
         self.ran_out = False
 
+    def begin_anew(self) -> None:
+        """Begin an epoch in the course of a draw, and drop all reserved takes. O(1)."""
+        with self.lock:
+            finished(self._drop_and_begin)
+
+    def _drop_and_begin(self) -> None:
+        self._reserved = []
+        self._begin()
+
     # ------------------------------------------------------------------ reservations
 
     def reserve(self, key: np.ndarray | None = None) -> Taken:

@@ -171,8 +171,27 @@ class PromptGroupSampler(DrawingSampler):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
             self._sync(storage)
 
+    def before_draw(self) -> Any:
+        return self.before_write()
+
+    def before_write(self) -> Any:
+        self._groups.begin()
+        return dict(self.__dict__)
+
+    def put_back(self, before: Any) -> None:
+        super().put_back(before)
+        self._groups.undo()
+
     def _sync(self, storage: Storage) -> None:
         """Read the ids of rows that were written or edited; the next call does where this one raises."""
+        groups, known = self._groups, self._groups.changes
+        try:
+            self._read_ids(storage)
+        except BaseException:
+            groups.undo(known)
+            raise
+
+    def _read_ids(self, storage: Storage) -> None:
         edits, places = storage.edits_since(self._edits)
         if edits != self._edits:
             self._groups.truncate(len(storage))

@@ -84,7 +84,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         return Reservation.own(*draw_by(self, storage, batch_size, key))
 
     def before_draw(self) -> Any:
-        """What `put_back` needs to undo the next draw, if draws change the sampler in ways that `undo_draw` does not undo."""
+        """What `put_back` needs to undo the next draw, for what `undo_draw` does not undo; None for nothing."""
         return dict(self.__dict__)
 
     def put_back(self, before: Any) -> None:

@@ -63,17 +63,24 @@ def locked(buffer: HasStorage) -> "Held":
 def _storage_held(buffer: HasStorage) -> Iterator[None]:
     while True:
         lock = buffer.storage.lock
-        threads = lock.threads
-        nested = threads.is_mine
+        threads, done = lock.threads, False
+        if threads.is_mine:
+            yield
+            return
         try:
             with threads:
                 if lock is buffer.storage.lock:  # the storage may have been exchanged while this thread waited
-                    yield from lock.steps()
-                    return
+                    if lock.hooked:
+                        yield from lock.hooked_steps()
+                    else:
+                        yield
+                    done = True
+            if done:
+                return
         except BaseException:
-            if not nested:  # an interrupt may have come between the end of a `with` and the release of its lock
-                buffer.let_go()
-                threads.let_go()
+            if done and threads.is_mine:  # an interrupt has come between the end of the `with` and the release
+                threads.release()
+            buffer.let_go()
             raise
 
 
@@ -103,7 +110,11 @@ class Held:
         self._steps: Any = steps
 
     def __enter__(self) -> None:
-        next(self._steps)
+        try:
+            next(self._steps)
+        except BaseException:
+            self._steps.close()  # now: the exception may live long, and refers to this
+            raise
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
@@ -147,19 +158,27 @@ class StorageLock:
 
     def steps(self) -> Iterator[None]:
         """A generator that holds the lock at its only yield."""
-        nested = self.threads.is_mine
+        threads, done = self.threads, False
+        if threads.is_mine:
+            yield
+            return
         try:
-            with self.threads:
-                if self.hooked and not self._begun:
-                    yield from self._hooked_steps()
+            with threads:
+                if self.hooked:
+                    yield from self.hooked_steps()
                 else:
                     yield
+                done = True
         except BaseException:
-            if not nested:  # as in `_storage_held`
-                self.threads.let_go()
+            if done and threads.is_mine:  # as in `_storage_held`
+                threads.release()
             raise
 
-    def _hooked_steps(self) -> Iterator[None]:
+    def hooked_steps(self) -> Iterator[None]:
+        """The part of `steps` that tells the storage, with the lock among threads held."""
+        if self._begun:
+            yield
+            return
         try:
             try:
                 self._begun = True

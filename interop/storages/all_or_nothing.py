@@ -20,7 +20,12 @@ class Undoable(Protocol):
 
 
 def all_or_nothing(
-    storage: Storage, components: Sequence[Undoable], write: Callable[[], _T], *, forward: bool = False
+    storage: Storage,
+    components: Sequence[Undoable],
+    write: Callable[[], _T],
+    *,
+    forward: bool = False,
+    reported: bool = False,
 ) -> _T:
     """Run a write under the lock of the storage. If it raises, as a signal handler may make it, it is done or not done.
 
@@ -33,8 +38,9 @@ def all_or_nothing(
         components: all that the write changes, the storage first.
         write: it may run twice.
         forward: make the write again in any case.
+        reported: where the write raises again, report what it wrote to the samplers.
     """
-    counters = storage.ring.counters()
+    counters, counts = storage.ring.counters(), storage.counts if reported else None
     kept = [(each, each.before_write()) for each in components]
     try:
         return write()
@@ -42,9 +48,15 @@ def all_or_nothing(
         with uninterrupted():
             storage.recover()
             begun = storage.ring.counters() != counters
-            with storage.transaction():
-                for each, before in reversed(kept):
-                    each.put_back(before)
-                if begun or forward:
-                    write()
+            try:
+                with storage.transaction():
+                    for each, before in reversed(kept):
+                        each.put_back(before)
+                    if begun or forward:
+                        write()
+            except BaseException:
+                if counts is not None:  # rows may be written, with the priorities of the rows before
+                    storage.recover()
+                    storage.report_writes(counts)
+                raise
         raise

@@ -220,6 +220,19 @@ class FrameRows(TorchRows):
 
     # ------------------------------------------------------------------ writing
 
+    def before_write(self) -> Any:
+        """What `put_back` needs. O(lanes and finals)."""
+        per_row, last = self.scheme.per_row, (int(self.counts[_WRITTEN]) - 1) % self.scheme.capacity
+        heads = [table[1 : 1 + per_row].clone() for table in self._tables]
+        return last, heads, *(each.copy() for each in (self._index[last], self._free, self._newest, self.counts))
+
+    def put_back(self, before: Any) -> None:
+        """Be as before a write, but for rows that it has overwritten: it can be checked and made again."""
+        last, heads, index, self._free[:], self._newest[:], self.counts[:] = before
+        self._index[last] = index
+        for table, head in zip(self._tables, heads, strict=True):
+            table[1 : 1 + self.scheme.per_row] = head
+
     def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
         """Check and prepare the write of the next rows.
 
@@ -295,20 +308,6 @@ class FrameRows(TorchRows):
         write, self._write, scheme = self._write, None, self.scheme
         assert write is not None, "rows are checked by `refuse` first"
         count, written = len(write.leaves[0]), int(self.counts[_WRITTEN])
-        heads = [table[1 : 1 + scheme.per_row].clone() for table in self._tables]
-        previous = self._index[(written - 1) % scheme.capacity].copy()
-        free, newest, counts = self._free.copy(), self._newest.copy(), self.counts.copy()
-        try:
-            self._write_rows(write, start, count, written)
-        except BaseException:  # of a signal: then the write can be checked and made again
-            for table, head in zip(self._tables, heads, strict=True):
-                table[1 : 1 + scheme.per_row] = head
-            self._index[(written - 1) % scheme.capacity] = previous
-            self._free[:], self._newest[:], self.counts[:] = free, newest, counts
-            raise
-
-    def _write_rows(self, write: "_Write", start: int, count: int, written: int) -> None:
-        scheme = self.scheme
         for table, (_, place) in zip(self._tables, scheme.pairs, strict=True):
             frames = scheme.newest(write.leaves[place], place).reshape(count, scheme.per_row, *table.shape[1:])
             if write.finals.size:

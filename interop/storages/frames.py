@@ -182,6 +182,17 @@ class LazyFrameStorage(TensorStorage):
             views.set(layout.leaves[place].path, column[: self.filled_rows])
         return views
 
+    def before_write(self) -> Any:
+        return super().before_write(), None if self.rows is None else self._frames().before_write()
+
+    def put_back(self, before: Any) -> None:
+        counters, frames = before
+        super().put_back(counters)
+        if frames is not None:
+            self._frames().put_back(frames)
+        elif self.rows is not None:
+            self._frames().clear()
+
     def _empty(self) -> None:
         super()._empty()
         if self.rows is not None:
