@@ -39,8 +39,9 @@ from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
 from interop.storages import planning as of_storages
-from interop.storages.all_or_nothing import all_or_nothing
+from interop.storages.all_or_nothing import Undoable, finish_or_undo
 from interop.storages.batches import read_batch
+from interop.storages.storage import Follower, is_undoable
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
 
@@ -81,6 +82,7 @@ class ReplayBuffer(Sampled):
     _sampler: Sampler
     _writer: Writer
     _reads_slots: bool
+    _undoable: tuple[Undoable, ...]  # the components that a write changes, beside the counters of the storage
 
     def __init__(
         self,
@@ -176,6 +178,8 @@ class ReplayBuffer(Sampled):
             storage.share()
         self._storage, self._sampler, self._writer = storage, sampler, writer
         self._reads_slots = self._unit is None and reads_slots(storage, sampler)
+        own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
+        self._undoable = tuple(each for each, changes in own if changes)
         storage.attach(self)
         self._pass_generator()
 
@@ -185,6 +189,7 @@ class ReplayBuffer(Sampled):
 
     def renew(self) -> None:  # in a forked child
         self._sampler, self._reads_slots = DrawnElsewhere(), False
+        self._undoable = tuple(each for each in self._undoable if not isinstance(each, Sampler))
 
     def __getattr__(self, name: str) -> Any:
         if name in _MADE_LATE and self.__dict__.get("_make_components") is not None:
@@ -384,35 +389,43 @@ class ReplayBuffer(Sampled):
 
     def _write(self, stored: Any, many: bool, with_priorities: bool) -> Any:
         """Write items, and give the samplers of all buffers on the storage their slots. The lock is held."""
-        storage, writer, sampler, transforms = self._storage, self._writer, self._sampler, self._transform.count
+        storage, sampler, transforms = self._storage, self._sampler, self._transform.count
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
-        buffers = storage.attached()
-        followed, samplers = False, [sampler] if sampler.sees_writes else []
-        for buffer in storage.buffers():
-            buffer.sampler.refuse_forked_child()  # a sampler that cannot follow the write
-            followed = followed or buffer.sampler.follows_writes
-            if buffer.sampler.sees_writes and buffer.sampler is not sampler:
-                samplers.append(buffer.sampler)
+        buffers, followed, undoable = storage.attached(), False, self._undoable
+        for buffer in buffers:
+            if (other := getattr(buffer, "sampler", None)) is None:
+                continue
+            other.refuse_forked_child()  # a sampler that cannot follow the write
+            followed = followed or other.follows_writes
+            if other.sees_writes and other is not sampler:
+                undoable = (*undoable, other)
         priority = self._priority_in(stored, many) if with_priorities else None
-        dim = self.dim_extend
-        if many and hasattr(stored, "__next__"):
+        if many and not self._reads_slots and hasattr(stored, "__next__"):
             stored = list(stored)  # it may be written twice
+        counts = storage.counts if followed else None
+        counters = storage.ring.cells.tobytes()
+        kept = [(each, each.before_write()) for each in undoable] if undoable else ()
+        try:
+            return self._write_all(stored, many, priority, buffers)
+        except BaseException:
+            again = partial(self._write_all, stored, many, priority, buffers)
+            finish_or_undo(storage, counters, kept, again, counts=counts)
+            raise
 
-        def write() -> Any:
-            index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
-            if index is None:
-                return None
-            for buffer in buffers:
-                buffer.mark_update(index)
-            (sampler.extend if many else sampler.add)(index)
-            if priority is not None:
-                sampler.update_priority(index, priority, storage=storage)
-            if not transforms and not self._marks_samples and dim == 0 and storage.ndim == 1:
-                writer.note(stored, index)
-            return index
-
-        return all_or_nothing(storage, [storage, writer, *samplers], write, reported=followed)
+    def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:
+        storage, writer, sampler, dim = self._storage, self._writer, self._sampler, self.dim_extend
+        index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
+        if index is None:
+            return None
+        for buffer in buffers:
+            buffer.mark_update(index)
+        (sampler.extend if many else sampler.add)(index)
+        if priority is not None:
+            sampler.update_priority(index, priority, storage=storage)
+        if not self._marks_samples and not self._transform.count and dim == 0 and storage.ndim == 1:
+            writer.note(stored, index)
+        return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
         """The checked priorities in data that will be stored; None if there are none."""
@@ -461,7 +474,13 @@ class ReplayBuffer(Sampled):
                     for buffer in buffers:
                         buffer.forget(empty_write_count)
 
-            all_or_nothing(storage, [storage, *(buffer.writer for buffer in buffers)], write, forward=True)
+            counters, undoable = storage.ring.cells.tobytes(), [storage, *(buffer.writer for buffer in buffers)]
+            kept = [(each, each.before_write()) for each in undoable]
+            try:
+                write()
+            except BaseException:
+                finish_or_undo(storage, counters, kept, write, finish=True)
+                raise
 
     def forget(self, empty_write_count: bool = True) -> None:
         """Start over: the storage was emptied. Its lock is held."""
@@ -843,10 +862,10 @@ class ReplayBuffer(Sampled):
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
-_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots")
+_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable")
 _NOT_KEPT = (
     *("_making", "_stepping", "_iterating", "_readers"),
-    *("_make_components", "_known_storage", "_reads_slots"),
+    *("_make_components", "_known_storage", "_reads_slots", "_undoable"),
 )
 
 

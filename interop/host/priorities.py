@@ -197,7 +197,7 @@ class HostPriorities(Priorities):
                 self._highest_slot = int(slots[first])
 
     def before_write(self) -> Any:
-        return dict(self.__dict__)
+        return self.__dict__.copy()
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:
         self._allocate()

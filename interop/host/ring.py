@@ -58,14 +58,9 @@ class Ring:
         positions = 0 <= self.size <= rows and 0 <= self.cursor < max(rows, 1)
         return positions and all(0 <= count < _LARGEST for count in self.cells[_WRITTEN : EMPTIED + 1])
 
-    def counters(self) -> list[int]:
-        """All counters."""
-        found: list[int] = self.cells.tolist()
-        return found
-
-    def put_back(self, counters: list[int]) -> None:
-        """Be as with these counters. What is known of later edits and discontinuities is dropped at the next look."""
-        for place, value in enumerate(counters):
+    def put_back(self, cells: bytes) -> None:
+        """Have these counters again. What is known of later edits and discontinuities is dropped at the next look."""
+        for place, value in enumerate(np.frombuffer(cells, np.int64).tolist()):
             self.cells[place] = value
 
     @property

@@ -80,6 +80,8 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
 
     __slots__ = ()
 
+    is_mine: Callable[[], bool] = vars(_thread.RLock)["_is_owned"]  # whether this thread holds it
+
     def __init__(self) -> None:
         renew_in_children(self)
 
@@ -91,14 +93,8 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
 
     def let_go(self) -> None:
         """Release it as often as this thread holds it: after an interrupt between the end of a `with` and its release."""
-        while self._is_owned():  # type: ignore[attr-defined]
+        while self.is_mine():
             self.release()
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this thread holds it."""
-        found: bool = self._is_owned()  # type: ignore[attr-defined]
-        return found
 
     def __reduce__(self) -> Any:
         return Lock, ()

@@ -56,7 +56,7 @@ class ConsumingSampler(Sampler):
 
     def before_write(self) -> Any:
         self._log = []
-        return dict(self.__dict__)
+        return self.__dict__.copy()
 
     def put_back(self, before: Any) -> None:
         for array, at, entries in reversed(self._log):

@@ -19,7 +19,7 @@ from interop.data import bridge
 from interop.data.arguments import not_negative, whole
 from interop.host.device_priorities import DevicePriorities
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
-from interop.host.threads import Lock, finished
+from interop.host.threads import Lock, finished, uninterrupted
 from interop.samplers import priority_states
 from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import Share
@@ -280,8 +280,7 @@ class PrioritizedSampler(DrawingSampler):
         self._lock.let_go()
 
     def before_write(self) -> Any:
-        with self._lock:
-            return dict(self.__dict__), self._held.before_write()
+        return self.__dict__.copy(), self._held.before_write()
 
     def put_back(self, before: Any) -> None:
         own, held = before
@@ -385,7 +384,12 @@ class PrioritizedSampler(DrawingSampler):
 
     def _set(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
         """Set priorities, also in the file. `top` is the highest of them."""
-        finished(partial(self._change, slots, values, top))  # memory and file agree after a signal
+        try:
+            self._change(slots, values, top)
+        except BaseException:  # of a signal: memory and file are to agree
+            with uninterrupted():
+                self._change(slots, values, top)
+            raise
 
     def _change(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
         self._held.update(slots, values, top)

@@ -176,7 +176,7 @@ class PromptGroupSampler(DrawingSampler):
 
     def before_write(self) -> Any:
         self._groups.begin()
-        return dict(self.__dict__)
+        return self.__dict__.copy()
 
     def put_back(self, before: Any) -> None:
         super().put_back(before)

@@ -85,7 +85,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
     def before_draw(self) -> Any:
         """What `put_back` needs to undo the next draw, for what `undo_draw` does not undo; None for nothing."""
-        return dict(self.__dict__)
+        return self.__dict__.copy()
 
     def put_back(self, before: Any) -> None:
         """Be again as at `before_draw`, or `before_write`. Of a user's class the attributes, not what changes in them."""
@@ -99,7 +99,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
     def before_write(self) -> Any:
         """What `put_back` needs to undo what a write does to the sampler."""
-        return dict(self.__dict__)
+        return self.__dict__.copy()
 
     @property
     def draw_settings(self) -> tuple[Any, ...]:

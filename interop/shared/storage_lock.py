@@ -64,7 +64,7 @@ def _storage_held(buffer: HasStorage) -> Iterator[None]:
     while True:
         lock = buffer.storage.lock
         threads, done = lock.threads, False
-        if threads.is_mine:
+        if threads.is_mine():
             yield
             return
         try:
@@ -78,7 +78,7 @@ def _storage_held(buffer: HasStorage) -> Iterator[None]:
             if done:
                 return
         except BaseException:
-            if done and threads.is_mine:  # an interrupt has come between the end of the `with` and the release
+            if done and threads.is_mine():  # an interrupt has come between the end of the `with` and the release
                 threads.release()
             buffer.let_go()
             raise
@@ -159,7 +159,7 @@ class StorageLock:
     def steps(self) -> Iterator[None]:
         """A generator that holds the lock at its only yield."""
         threads, done = self.threads, False
-        if threads.is_mine:
+        if threads.is_mine():
             yield
             return
         try:
@@ -170,7 +170,7 @@ class StorageLock:
                     yield
                 done = True
         except BaseException:
-            if done and threads.is_mine:  # as in `_storage_held`
+            if done and threads.is_mine():  # as in `_storage_held`
                 threads.release()
             raise
 

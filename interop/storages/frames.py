@@ -183,13 +183,11 @@ class LazyFrameStorage(TensorStorage):
         return views
 
     def before_write(self) -> Any:
-        return super().before_write(), None if self.rows is None else self._frames().before_write()
+        return None if self.rows is None else self._frames().before_write()
 
     def put_back(self, before: Any) -> None:
-        counters, frames = before
-        super().put_back(counters)
-        if frames is not None:
-            self._frames().put_back(frames)
+        if before is not None:
+            self._frames().put_back(before)
         elif self.rows is not None:
             self._frames().clear()
 

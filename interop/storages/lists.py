@@ -69,11 +69,10 @@ class ListStorage(Storage):
                 self._storage[place] = item
 
     def before_write(self) -> Any:
-        return super().before_write(), self._storage, len(self._storage)
+        return self._storage, len(self._storage)
 
     def put_back(self, before: Any) -> None:
-        counters, items, length = before
-        super().put_back(counters)
+        items, length = before
         self._storage = items
         del items[length:]
 

@@ -194,12 +194,10 @@ class Storage(Aliases, Seeded):
         self.journal.recover_interrupted()
 
     def before_write(self) -> Any:
-        """What `put_back` needs after an interrupted write. O(1)."""
-        return self.ring.counters()
+        """What `put_back` needs after an interrupted write, beside the counters of the ring. O(1)."""
 
     def put_back(self, before: Any) -> None:
         """Be as before an interrupted write, but for the rows that it has overwritten. Inside a transaction."""
-        self.ring.put_back(before)
 
     def replace(self, change: Callable[[], None]) -> None:
         """Make a checked change in a transaction. If it is interrupted, it is made again before the exception is raised."""
@@ -442,6 +440,11 @@ class Storage(Aliases, Seeded):
             self.lock.take(process_lock)
         if self._counters is not None:
             self.ring.use(self._counters.numpy().data, copy=False)
+
+
+def is_undoable(storage: Storage) -> bool:
+    """Whether a write changes more than rows and the counters of the ring: whether the class defines `before_write`."""
+    return type(storage).before_write is not Storage.before_write
 
 
 def replaced(storages: Sequence[Storage], change: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ class TensorDictMaxValueWriter(Writer):
 
     def before_write(self) -> Any:
         self._replaced = None
-        return dict(self.__dict__)
+        return self.__dict__.copy()
 
     def put_back(self, before: Any) -> None:
         replaced = self._replaced

@@ -161,6 +161,10 @@ class RoundRobinWriter(Writer):
         assert self._storage.generations is not None
         return self._storage.generations.of(self._rows_of(index))
 
+    @property
+    def is_undoable(self) -> bool:
+        return self.tracks_generations or type(self).before_write is not RoundRobinWriter.before_write
+
     def before_write(self) -> Any:
         counted = self._storage.generations if self.tracks_generations else None
         return None if counted is None else (counted, counted.before_write())

@@ -62,9 +62,14 @@ class Writer(Stateful, Seeded, ABC):
         """How many rows were ever written."""
         return 0
 
+    @property
+    def is_undoable(self) -> bool:
+        """Whether a write changes more than the storage and its counters."""
+        return True
+
     def before_write(self) -> Any:
         """What `put_back` needs after an interrupted write. O(1). Of a user's class its attributes."""
-        return dict(self.__dict__)
+        return self.__dict__.copy()
 
     def put_back(self, before: Any) -> None:
         """Be as before an interrupted write."""
