@@ -63,7 +63,7 @@ class SamplerEnsemble(Sampler):
     @property
     def draw_settings(self) -> tuple[Any, ...]:
         members = (each for member in self.members for each in member.draw_settings)
-        return self._parts, self._p, self.sample_from_all, *members
+        return *super().draw_settings, self._parts, self._p, self.sample_from_all, *members
 
     def let_go(self) -> None:
         for member in self.members:

@@ -95,7 +95,7 @@ class PromptGroupSampler(DrawingSampler):
 
     @property
     def draw_settings(self) -> tuple[Any, ...]:
-        return () if self._staleness is None else self._staleness.draw_settings
+        return *super().draw_settings, *(() if self._staleness is None else self._staleness.draw_settings)
 
     def sampleable(self, storage: Storage) -> int:
         self._try_sync(storage)

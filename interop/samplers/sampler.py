@@ -30,6 +30,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     lists, and `load_state_dict`. Checkpoints save this state. See docs/extending.md.
     """
 
+    _changes = 0  # calls of `parameters_changed`
     KEPT = False  # whether a storage in files keeps the priorities
     follows_writes = False  # whether the class defines `mark_update`
     takes_priorities = False  # whether it defines `update_priority`
@@ -104,7 +105,11 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     @property
     def draw_settings(self) -> tuple[Any, ...]:
         """The parameters that a user may set and on which draws depend. Batches drawn ahead with others are drawn again."""
-        return ()
+        return (self._changes,)
+
+    def parameters_changed(self) -> None:
+        """Draw batches again that were drawn ahead. Call it where `draw_settings` has not what was set."""
+        self._changes += 1
 
     @property
     def reads_to_reserve(self) -> bool:

@@ -112,7 +112,7 @@ class SliceSampler(DrawingSampler):
     @property
     def draw_settings(self) -> tuple[Any, ...]:
         sizes = self.num_slices, self.slice_len, self.strict_length, self.pad_output, self.span
-        return *super().draw_settings, *sizes, self.truncated_key, self._source
+        return *super().draw_settings, *sizes
 
     def _empty(self) -> None:
         super()._empty()

@@ -77,7 +77,8 @@ class StalenessAwareSampler(DrawingSampler):
 
     @property
     def draw_settings(self) -> tuple[Any, ...]:
-        return self._consumer_version, self._max_staleness, self.staleness_weight_fn, self.version_key
+        own = self._consumer_version, self._max_staleness, self.staleness_weight_fn, self.version_key
+        return *super().draw_settings, *own
 
     # ------------------------------------------------------------------ draws
 

@@ -31,6 +31,9 @@ class Locked(Protocol):
     def is_shared(self) -> bool:
         """Whether forked children see what is written into the memory of the rows."""
 
+    def shares_in_forks(self) -> bool:
+        """Whether forked children share it without being asked: `is_shared`, or it will be once sharing has started."""
+
     def start_sharing(self) -> None:
         """Move rows and counters to where other processes see them, and take the lock among processes from now on."""
 
@@ -238,7 +241,7 @@ class StorageLock:
     def prepare_fork(self) -> None:
         """Have a child that is about to be forked share the storage, where it will see its memory."""
         storage = self._storage()
-        if storage is not None and storage.is_shared() and not storage.compilable:
+        if storage is not None and storage.shares_in_forks() and not storage.compilable:
             if self.processes is None:
                 storage.start_sharing()
             self.given = True

@@ -146,8 +146,8 @@ class Storage(Aliases, Seeded):
         if self.lock.forked and (self.lock.processes is None or not self.is_shared()):
             raise RuntimeError(
                 f"this {type(self).__name__} is in memory that a forked process does not share, and can only be read here: "
-                "call share() on the buffer before the fork, or use LazyMemmapStorage (both without compilable=True), or "
-                "build the buffer in the process that writes to it; nothing was written"
+                "use a LazyTensorStorage on the CPU and call share() on the buffer before the fork, or a LazyMemmapStorage "
+                "(both without compilable=True), or build the buffer in the process that writes to it; nothing was written"
             )
 
     @property
@@ -158,6 +158,10 @@ class Storage(Aliases, Seeded):
     def is_shared(self) -> bool:
         """Whether other processes see what this one writes."""
         return False
+
+    def shares_in_forks(self) -> bool:
+        """Whether forked children share it without being asked. In memory maps also the first write may be theirs."""
+        return self.is_shared()
 
     def share(self) -> None:
         """Share rows and counters with processes started or forked from now on. O(1) if they are shared already."""
