@@ -5,37 +5,39 @@ of the standard library that it calls. The state must then be that from before o
 another thread then does with the buffer must be what it does from that state, without waiting for ever.
 """
 
+import contextlib
 import dis
 import functools
+import itertools
+import json
+import random
 import shutil
 import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from interop import (
-    LazyMemmapStorage,
-    TensorDictReplayBuffer,
-)
+from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer, TensorDictReplayBuffer
+from tests.faults import datasets as data
 from tests.faults.children import scratch
 from tests.faults.counts import Counts
 from tests.faults.signatures import signature
 from tests.faults.subjects import states_of
 from tests.interop.checkpoint.resuming import name_of
-from tests.interop.pair_history import BATCH, LANES, PRIORITIZED, Cell, as_given, ids_of, parts
+from tests.interop.datasets.loaders import LOADERS, given
+from tests.interop.pair_history import BATCH, LANES, PRIORITIZED, SAMPLERS, STORAGES, Cell, as_given, ids_of, parts
 
 ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{ROOT / name}/" for name in ("fbuf", "interop"))
 _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
 _OTHERS = (sysconfig.get_paths()["purelib"] + "/", sysconfig.get_paths()["platlib"] + "/")
-SURE = 15.0  # seconds after which something waits for ever
-_FIRST = 3  # draws, writes and updates before the call
+SURE = 60.0  # seconds after which something waits for ever
 
 
 class Interrupt(BaseException):
@@ -180,16 +182,6 @@ class Subject:
         return signature((state, length, rows, counts, counted, buffer.batch_size))
 
 
-def _other(cell: Cell) -> tuple[Any, Any, Any]:
-    return parts(cell)
-
-
-def _exchange_storage(subject: Subject, buffer: Any, folder: Path) -> None:
-    storage = _other(subject.cell)[0]
-    storage.set(slice(0, 4) if subject.cell.ndim == 2 else range(4), subject.stored(4))
-    buffer.set_storage(storage)
-
-
 Do = Callable[[Subject, Any, Path], Any]
 
 
@@ -216,16 +208,51 @@ CALLS: dict[str, Do] = {
     "empty": lambda subject, buffer, folder: buffer.empty(),
     "update_priority": _update,
     "update_tensordict_priority": _update_tensordict,
-    "set_sampler": lambda subject, buffer, folder: buffer.set_sampler(_other(subject.cell)[1]),
-    "set_writer": lambda subject, buffer, folder: buffer.set_writer(_other(subject.cell)[2]),
-    "set_storage": lambda subject, buffer, folder: buffer.set_storage(_other(subject.cell)[0]),
+    "set_sampler": lambda subject, buffer, folder: buffer.set_sampler(parts(subject.cell)[1]),
+    "set_writer": lambda subject, buffer, folder: buffer.set_writer(parts(subject.cell)[2]),
+    "set_storage": lambda subject, buffer, folder: buffer.set_storage(parts(subject.cell)[0]),
     "set_rng": lambda subject, buffer, folder: buffer.set_rng(torch.Generator("cpu").manual_seed(7)),
     "dumps": lambda subject, buffer, folder: buffer.dumps(folder / "saved"),
     "loads": lambda subject, buffer, folder: buffer.loads(folder / "loaded"),
-    "load_state_dict": lambda subject, buffer, folder: buffer.load_state_dict(folder.state),
+    "load_state_dict": lambda subject, buffer, folder: buffer.load_state_dict(torch.load(folder / "state.pt")),
     "state_dict": lambda subject, buffer, folder: buffer.state_dict(),
 }
 _OF_PRIORITIES = ("update_priority", "update_tensordict_priority")
+_SLICED = ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
+
+
+def _subject(
+    storage: str, sampler: str, writer: str = "TensorDictRoundRobinWriter", ndim: int = 1, **more: Any
+) -> Subject:
+    return Subject(Cell(storage, ndim, sampler, writer, "TensorDictReplayBuffer"), **more)
+
+
+SUBJECTS = [
+    *(_subject("LazyTensorStorage", sampler) for sampler in SAMPLERS),
+    *(_subject(storage, "RandomSampler") for storage in STORAGES if storage != "LazyTensorStorage"),
+    _subject("LazyTensorStorage", "RandomSampler", "RoundRobinWriter", generations=True),
+    _subject("LazyTensorStorage", "RandomSampler", "TensorDictMaxValueWriter"),
+    _subject("LazyStackStorage", "PrioritizedSampler", "TensorDictMaxValueWriter"),
+    _subject("ListStorage", "SamplerWithoutReplacement"),
+    _subject("LazyTensorStorage", "PrioritizedSampler", ndim=2),
+    _subject("LazyFrameStorage", "SamplerWithoutReplacement", ndim=2),
+    *(_subject("LazyMemmapStorage", each, kept=True) for each in ("RandomSampler", "PrioritizedSampler", *_SLICED[1:])),
+    *(_subject("LazyTensorStorage", each, prefetch=2) for each in SAMPLERS if each != "ConsumingSampler"),
+    _subject("LazyMemmapStorage", "PrioritizedSampler", kept=True, prefetch=2),
+    _subject("ListStorage", "SamplerWithoutReplacement", prefetch=2),
+]
+FEW = [
+    _subject("LazyTensorStorage", "RandomSampler"),
+    _subject("LazyTensorStorage", "SamplerWithoutReplacement", prefetch=2),
+    _subject("LazyMemmapStorage", "PrioritizedSampler", kept=True),
+    _subject("ListStorage", "RandomSampler"),
+]
+
+
+def pairs(subjects: Sequence[Subject], calls: Collection[str]) -> list[tuple[Subject, str]]:
+    """Subjects and the calls that change something in them."""
+    every = itertools.product(subjects, calls)
+    return [(one, call) for one, call in every if call not in _OF_PRIORITIES or one.cell.sampler in PRIORITIZED]
 
 
 # ------------------------------------------------------------------ the test
@@ -241,7 +268,7 @@ class Case:
             for turn in range(4):
                 other.extend(subject.rows(50 + turn, 3))
             other.dumps(folder / "loaded")
-            self.given = other.state_dict()
+            torch.save(other.state_dict(), folder / "state.pt")
             del other
         self.known: dict[str, tuple[str, str]] = {}
         for name in ("before", "after"):
@@ -260,10 +287,7 @@ class Case:
         return buffer
 
     def do(self, buffer: Any) -> None:
-        if self.call == "load_state_dict":
-            buffer.load_state_dict(self.given)
-        else:
-            CALLS[self.call](self.subject, buffer, self.folder)
+        CALLS[self.call](self.subject, buffer, self.folder)
 
     def next(self, buffer: Any) -> str:
         """A digest of what another thread sees next, or what went wrong."""
@@ -273,7 +297,7 @@ class Case:
             try:
                 seen = self.subject.go_on(buffer, 2)
                 buffer.dumps(self.folder / "next")
-                found.append(signature((seen, self.subject.state(buffer))))
+                found.append(signature((seen, self.subject.state(buffer), self.reopened(buffer))))
             except BaseException as error:
                 found.append(f"{type(error).__name__}: {error}")
 
@@ -281,6 +305,16 @@ class Case:
         thread.start()
         thread.join(SURE)
         return found[0] if found else "waits for ever"
+
+    def reopened(self, buffer: Any) -> Any:
+        """What the folder of the rows holds, if there is one."""
+        if not self.subject.kept or buffer.storage.scratch_dir is None:
+            return None
+        buffer.storage.close()
+        storage = LazyMemmapStorage.open(self.folder / "rows", mode="r")
+        kept = PrioritizedSampler(storage.max_size, 1.0, 1.0)
+        ReplayBuffer(storage=storage, sampler=kept)
+        return storage[:], kept.priorities, list(storage.ring.counts)
 
     def interrupted(self, at: int) -> tuple[str, str]:
         """What an interrupt at an event leaves, and where that is."""
@@ -312,3 +346,59 @@ def cases(subject: Subject, call: str, step: int = 1, start: int = 0, looks: boo
             outcome, where = case.interrupted(at)
             counts.note(outcome, ("before", "after", "no such line"), f"{subject.name}, {call}, {at}, {where}")
     return counts
+
+
+def lines(
+    size: int, seed: int = 0, subjects: Sequence[Subject] = SUBJECTS, calls: Collection[str] = tuple(CALLS)
+) -> Counts:
+    """I2: about so many cases, evenly over all subjects and calls; of each a part of the events, from a random one on."""
+    rng, every, found = random.Random(seed), pairs(subjects, calls), list[Counts]()
+    for number, (subject, call) in enumerate(every):
+        looks = (number + seed) % 2 == 1
+        with scratch("interrupts") as folder:
+            case = Case(subject, call, Path(folder), looks)
+            step = max(1, case.events * len(every) // size)
+            counts = Counts()
+            for at in range(rng.randrange(step), case.events, step):
+                outcome, where = case.interrupted(at)
+                counts.note(outcome, ("before", "after", "no such line"), f"{subject.name}, {call}, {at}, {where}")
+            counts.outcomes[call] += counts.cases
+            found.append(counts)
+    return Counts.of(found)
+
+
+def datasets(size: int, seed: int = 0) -> Counts:
+    """I3: about so many interrupts of calls that make, split and replace a dataset, which is then old, new or missing.
+
+    The call is made again, must succeed, and must leave nothing else behind.
+    """
+    counts, rng = Counts(), random.Random(seed)
+    loader = next(each for each in LOADERS if each.name == "toy")
+    with scratch("interrupts") as folder, given(loader, Path(folder)) as (found, patch):
+        subject = data.Subject(found)
+        for upstream, content in enumerate((data.OLD, data.NEW)):
+            found.upload(upstream, patch)
+            subject.put(data.MISSING)
+            subject.known[data.digest(subject.construct())] = content
+            shutil.copytree(subject.root, found.folder / content)
+            for operation in [each for each in data.OPERATIONS if each.upstream == upstream]:
+                subject.put(operation.before)
+                with Tracer(-1, False) as counting:
+                    operation.do(subject.construct)
+                subject.known.setdefault(data.digest(subject.result(operation)), operation.after)
+                step = max(1, counting.count * len(data.OPERATIONS) // size)
+                for at in range(rng.randrange(step), counting.count, step):
+                    _interrupt_dataset(subject, operation, at, counts)
+    return counts
+
+
+def _interrupt_dataset(subject: data.Subject, operation: data.Operation, at: int, counts: Counts) -> None:
+    subject.put(operation.before)
+    with Tracer(at, False) as tracer, contextlib.suppress(Interrupt):
+        operation.do(subject.construct)
+    between = subject.standing()
+    subject.look(operation)
+    _, again, left = json.loads(subject.told.read_text())
+    well = again == operation.after and not left
+    outcome = between if well else f"{between}, then {again}, left {left}"
+    counts.note(outcome, (*operation.between, operation.after), f"{operation.name}, {at}, {tracer.where}")

@@ -128,9 +128,11 @@ def test_the_choice_of_members_reaches_the_next_batch_with_prefetch_too() -> Non
         ensemble = ReplayBufferEnsemble(
             *members, p=[0.5, 0.5], batch_size=BATCH, prefetch=prefetch, generator=torch.Generator().manual_seed(1)
         )
-        found = [ensemble.sample(return_info=True)[1]["index", "buffer_ids"].tolist() for _ in range(3)]
+        found = [ensemble.sample(return_info=True)[1]["index", "buffer_ids"].flatten().tolist() for _ in range(3)]
         ensemble.sampler.p = [1.0, 0.0]
-        return found + [ensemble.sample(return_info=True)[1]["index", "buffer_ids"].tolist() for _ in range(4)]
+        return found + [
+            ensemble.sample(return_info=True)[1]["index", "buffer_ids"].flatten().tolist() for _ in range(4)
+        ]
 
     assert drawn(3) == drawn(None)
     assert all(set(each) == {0} for each in drawn(3)[3:])
