@@ -266,7 +266,7 @@ class Case:
         if call in ("loads", "load_state_dict"):
             other = subject.made(folder)
             for turn in range(4):
-                other.extend(subject.rows(50 + turn, 3))
+                other.extend(subject.rows(12 + turn))
             other.dumps(folder / "loaded")
             torch.save(other.state_dict(), folder / "state.pt")
             del other
