@@ -200,7 +200,7 @@ def _update_tensordict(subject: Subject, buffer: Any, folder: Path) -> None:
 
 
 CALLS: dict[str, Do] = {
-    "extend": lambda subject, buffer, folder: buffer.extend(subject.rows(30, 5)),
+    "extend": lambda subject, buffer, folder: buffer.extend(subject.rows(30, 12)),
     "add": lambda subject, buffer, folder: buffer.add(
         subject.rows(30, 1)[:, 0] if subject.lanes > 1 else subject.rows(30, 1)[0]
     ),
@@ -235,7 +235,7 @@ SUBJECTS = [
     _subject("LazyStackStorage", "PrioritizedSampler", "TensorDictMaxValueWriter"),
     _subject("ListStorage", "SamplerWithoutReplacement"),
     _subject("LazyTensorStorage", "PrioritizedSampler", ndim=2),
-    _subject("LazyFrameStorage", "SamplerWithoutReplacement", ndim=2),
+    _subject("LazyFrameStorage", "SamplerWithoutReplacement"),
     *(_subject("LazyMemmapStorage", each, kept=True) for each in ("RandomSampler", "PrioritizedSampler", *_SLICED[1:])),
     *(_subject("LazyTensorStorage", each, prefetch=2) for each in SAMPLERS if each != "ConsumingSampler"),
     _subject("LazyMemmapStorage", "PrioritizedSampler", kept=True, prefetch=2),
@@ -287,7 +287,7 @@ class Case:
         return buffer
 
     def do(self, buffer: Any) -> None:
-        CALLS[self.call](self.subject, buffer, self.folder)
+        self.result = CALLS[self.call](self.subject, buffer, self.folder)  # finalizers of it wait
 
     def next(self, buffer: Any) -> str:
         """A digest of what another thread sees next, or what went wrong."""
