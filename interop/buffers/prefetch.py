@@ -128,7 +128,7 @@ class Prefetch:
             self._queue.remove(pending)
         except BaseException as error:
             if isinstance(error, Exception) and not came_from_a_signal(error):
-                self._remove(pending)
+                self._queue.remove(pending)  # it is undone
                 self._error = error
                 return False
             self.drop()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fbuf.tasks import Task
 from interop.data import bridge
+from interop.host.threads import came_from_a_signal
 from interop.samplers import Sampler
 from interop.samplers.drawing import DrawingSampler, names_slots
 from interop.samplers.reservation import Reservation
@@ -41,10 +42,10 @@ class Part:
         else:
             self.sampler.undo_draw(self.key)
 
-    def abandon(self) -> None:
-        """Undo `reserve`; nothing was drawn since."""
+    def abandon(self, interrupted: bool) -> None:
+        """Undo `reserve`; nothing was drawn since. After an error of its own a user's sampler is left as it is."""
         self.release()
-        if self.before is not None:
+        if self.before is not None and (interrupted or not self.sampler.draws_on):
             self.sampler.put_back(self.before)
 
     def draw(self) -> tuple[Any, dict[Any, Any]]:
@@ -129,17 +130,17 @@ class Request:
             if part.reservation is not None:
                 part.reservation.commit()
 
-    def settle(self) -> None:
-        """After an interrupt: count it as returned if that was begun, else undo it."""
+    def settle(self, error: BaseException) -> None:
+        """After an error or an interrupt: count it as returned if that was begun, else undo it."""
         if self.returned:
             self.commit()
         else:
-            self.abandon()
+            self.abandon(came_from_a_signal(error))
 
-    def abandon(self) -> None:
+    def abandon(self, interrupted: bool) -> None:
         """Undo a request that is not closed, and restore the generators."""
         for part in reversed(self.parts):
-            part.abandon()
+            part.abandon(interrupted)
         for generator, before in self._before:
             generator.set_state(before)
 
@@ -150,7 +151,7 @@ class Request:
         """
         self.dropped = True
         if not self.closed:
-            self.abandon()
+            self.abandon(interrupted=True)
             return
         for part in reversed(self.parts):
             part.release()

@@ -245,8 +245,8 @@ class Sampled(Aliases):
                 request.parts = self._plan(batch_size, key)
                 complete = self._read(request, reserves=True)
                 request.commit()
-            except BaseException:
-                request.settle()
+            except BaseException as error:
+                request.settle(error)
                 raise
         assert complete is not None  # the lock was held since the reservation
         return complete()
@@ -262,7 +262,7 @@ class Sampled(Aliases):
             for part in request.parts:
                 part.reserve()
         except BaseException as error:
-            request.abandon()
+            request.abandon(came_from_a_signal(error))
             own = all(names_slots(part.sampler) for part in request.parts)
             if isinstance(error, Exception) and own and not came_from_a_signal(error):
                 return False

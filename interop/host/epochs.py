@@ -45,6 +45,7 @@ class Taken:
     after: _Cursor
     ran_out: bool  # before it
     moved: tuple[np.ndarray, np.ndarray] | None  # changed places of the order, and their entries before
+    order: np.ndarray | None = None  # before it, where it began an epoch
     key: np.ndarray | None = None  # that reserved it
     undone: tuple[np.ndarray | None, tuple[Any, np.ndarray] | None, _Cursor] | None = None  # once it is being undone
 
@@ -130,7 +131,7 @@ class Epoch:
     def _take(self, count: int, length: int, key: np.ndarray | None) -> np.ndarray:
         if length != self._length:
             self._resize(length)
-        before = self._at
+        before, order = self._at, self._order
         if before.over or (self.drop_last and length - before.position < count):
             self._begin()
         at, stop = self._at, min(self._at.position + count, length)
@@ -144,7 +145,7 @@ class Epoch:
             positions = self._order[at.position : stop].astype(np.int64)
         over = length - stop < (count if self.drop_last and count else 1)
         self._at = _Cursor(at.number, at.version + 1, stop, over)
-        self._last = Taken(positions, before, self._at, self.ran_out, moved)
+        self._last = Taken(positions, before, self._at, self.ran_out, moved, order)
         self.ran_out = over and not self._reserved
         return positions
 
@@ -271,7 +272,9 @@ class Epoch:
         if taken.after.number != at.number:  # of an earlier epoch
             return order, None, at
         if taken.after.version == at.version:
-            return order, taken.moved, taken.before
+            began = not self.shuffle and taken.before.number != taken.after.number  # which has dropped the order
+            kept = None if taken.order is None else taken.order.copy()
+            return kept if began else order, taken.moved, taken.before
         order = np.arange(self._length, dtype=_dtype_for(self._length)) if order is None else order
         used = order[: at.position]
         returned, position = np.isin(used, taken.positions), at.position - taken.positions.size

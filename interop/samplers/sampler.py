@@ -84,6 +84,11 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """
         return Reservation.own(*draw_by(self, storage, batch_size, key))
 
+    @property
+    def draws_on(self) -> bool:
+        """Whether a draw that raises an error counts, as far as it came: in classes of users."""
+        return defined_outside(self, "draw") or defined_outside(self, "sample")
+
     def before_draw(self) -> Any:
         """What `put_back` needs to undo the next draw, for what `undo_draw` does not undo; None for nothing."""
         return self.__dict__.copy()

@@ -68,7 +68,7 @@ def _storage_held(buffer: HasStorage) -> Iterator[None]:
         lock = buffer.storage.lock
         threads, done = lock.threads, False
         if threads.is_mine():
-            yield
+            yield from lock.nested_steps()
             return
         try:
             with threads:
@@ -163,7 +163,7 @@ class StorageLock:
         """A generator that holds the lock at its only yield."""
         threads, done = self.threads, False
         if threads.is_mine():
-            yield
+            yield from self.nested_steps()
             return
         try:
             with threads:
@@ -176,6 +176,13 @@ class StorageLock:
             if done and threads.is_mine():  # as in `_storage_held`
                 threads.release()
             raise
+
+    def nested_steps(self) -> Iterator[None]:
+        """The steps of a thread that holds the lock already, perhaps since before the storage was shared."""
+        if self.hooked and not self._begun:
+            yield from self.hooked_steps()
+        else:
+            yield
 
     def hooked_steps(self) -> Iterator[None]:
         """The part of `steps` that tells the storage, with the lock among threads held."""
