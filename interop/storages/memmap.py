@@ -102,9 +102,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self.scratch_dir is not None:
             self.journal = self._new_journal()
             if shared_init:
-                self._make_files(_OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)))
-                self.journal.start(self.ring)
-                self.lock.hooked = True
+                self._make_folder()
+
+    def _make_folder(self) -> None:
+        """Make a storage of no items in the folder, for processes that share it before the first write."""
+        self._make_files(_OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)))
+        self.journal.start(self.ring)
+        self.lock.hooked = True
 
     # ------------------------------------------------------------------ open and close
 
@@ -386,6 +390,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         return kept
 
     # ------------------------------------------------------------------ other processes
+
+    def shares_in_forks(self) -> bool:
+        return self.is_shared() or (self.rows is None and not isinstance(self.journal, ReadOnly))
+
+    def start_sharing(self) -> None:
+        if self.rows is None and self.folder is None and self.scratch_dir is not None:
+            self._make_folder()
+        super().start_sharing()
 
     def is_shared(self) -> bool:
         return super().is_shared() and (self.rows is not None or self.scratch_dir is None or self.folder is not None)
