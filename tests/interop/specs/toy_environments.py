@@ -35,6 +35,7 @@ class Toy(EnvBase):
             "vector": library.Bounded(-20.0, 20.0, (*lead, 3), dtype=torch.float64),
             "free": library.Unbounded((*lead, 4)),
             "kind": library.Categorical(30, lead),
+            "hidden": library.Unbounded((*lead, 2)),  # a state: read by a step, and told by it
             "nested": library.Composite(deep=library.Unbounded((*lead, 2)), shape=lead),
         }
         if masked:
