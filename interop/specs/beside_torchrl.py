@@ -29,29 +29,33 @@ _ARGUMENTS: dict[type[TensorSpec], tuple[str, ...]] = {  # subclasses before the
 }
 
 
+_OF_COMPOSITES = ("shape", "device", "data_cls", "step_mdp_static", "names")
+
+
 def to_torchrl(spec: Any) -> Any:
     """Convert a spec to the torchrl class of the same kind. A spec of another library is returned unchanged.
 
     Torchrl takes most specs as they are. Convert a spec that is compared with torchrl's own (`theirs == ours` is False), or
     whose class is asked for by `type(spec)`.
 
-    A user's subclass becomes the torchrl class of its base. The register of a OneHot is not copied.
+    A Composite of torchrl that holds specs of this package, as an environment's may, becomes one without them. A user's
+    subclass becomes the torchrl class of its base. The register of a OneHot is not copied.
 
     Raises:
         ImportError: torchrl.data is not imported. This function never imports it.
         TypeError: torchrl has no such class.
     """
-    if not isinstance(spec, TensorSpec):
-        return spec
     data = sys.modules.get("torchrl.data")
-    if data is None:
+    if data is None and isinstance(spec, TensorSpec):
         raise ImportError("to_torchrl() needs torchrl.data, which is not imported: import it in your program first")
-    if isinstance(spec, Stacked | StackedComposite):
+    if data is None or not (isinstance(spec, TensorSpec) or _holds_ours(spec, data)):
+        return spec
+    if isinstance(spec, data.Stacked | data.StackedComposite):  # torchrl's, and those of this package
         return torch.stack([to_torchrl(each) for each in spec.unbind(spec.dim)], spec.dim)
     if isinstance(spec, Choice):
         return data.Choice([to_torchrl(each) for each in spec])
-    if isinstance(spec, Composite):
-        about = {name: getattr(spec, name) for name in ("shape", "device", "data_cls", "step_mdp_static", "names")}
+    if isinstance(spec, data.Composite):
+        about = {name: getattr(spec, name) for name in _OF_COMPOSITES}
         return data.Composite({key: to_torchrl(each) for key, each in spec.items()}, **about)
     for kind, names in _ARGUMENTS.items():
         if isinstance(spec, kind):
@@ -76,12 +80,19 @@ def from_torchrl(spec: Any) -> Any:
     if "Choice" in names:
         return Choice([torchrl_classes.converted(each) for each in vars(spec)["_choices"]])  # there is no public name
     if "Composite" in names:
-        about = {name: getattr(spec, name) for name in ("shape", "device", "data_cls", "step_mdp_static", "names")}
+        about = {name: getattr(spec, name) for name in _OF_COMPOSITES}
         return Composite({key: None if each is None else from_torchrl(each) for key, each in spec.items()}, **about)
     for kind, arguments in _ARGUMENTS.items():
         if kind.__name__ in names:
             return kind(**_about(spec, arguments))
     raise TypeError(f"interop.specs has no class for a {type(spec).__name__}: give one of its own classes")
+
+
+def _holds_ours(spec: Any, data: Any) -> bool:
+    """Whether a spec is a Composite of torchrl that holds a spec of this package."""
+    if not isinstance(spec, data.Composite):
+        return False
+    return any(isinstance(each, TensorSpec) or _holds_ours(each, data) for each in spec.values())
 
 
 def _about(spec: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Size, Tensor
 
-from interop.specs import shapes
+from interop.specs import shapes, torchrl_classes
 from interop.specs.boxes import ContinuousBox, limits
 from interop.specs.spec import TensorSpec
 
@@ -130,6 +130,7 @@ class Bounded(_Interval):
         return made.of_domain(self.domain if same_kind else None)
 
     def __eq__(self, other: object) -> bool:
+        other = torchrl_classes.comparable(other)
         return other == self if isinstance(other, Unbounded) else super().__eq__(other)
 
 
@@ -222,6 +223,7 @@ class Unbounded(_Interval):
         return bool(self.shape == other.shape and self.dtype == other.dtype and self.device == other.device)
 
     def __eq__(self, other: object) -> bool:
+        other = torchrl_classes.comparable(other)
         if isinstance(other, Bounded):
             return self._is_like(other) and other.space.is_unbounded
         return isinstance(other, Unbounded) and self._is_like(other)

@@ -1,5 +1,6 @@
 """Makes `isinstance` of torchrl's classes accept the specs, once the program has imported torchrl."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -36,13 +37,23 @@ def enter(base: type) -> None:
 
 
 def converted(value: Any) -> Any:
-    """A spec of torchrl's classes as the spec of this package; any other value unchanged."""
+    """A spec of torchrl's classes as the spec of this package; any other value unchanged.
+
+    TypeError for a class of torchrl that has no counterpart here.
+    """
     specs = _imported("torchrl.data.tensor_specs", "StackedComposite")
     if specs is None or specs.TensorSpec not in type(value).__mro__:
         return value
     from interop.specs.beside_torchrl import from_torchrl  # it needs all classes, which import this module
 
     return from_torchrl(value)
+
+
+def comparable(value: Any) -> Any:
+    """As `converted`, but a spec without a counterpart is unchanged: it equals no spec of this package."""
+    with contextlib.suppress(TypeError):
+        return converted(value)
+    return value
 
 
 def box_class(name: str) -> type | None:
