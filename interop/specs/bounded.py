@@ -141,7 +141,7 @@ class _Bounds(ContinuousBox):
         self._spec = spec
 
     @property
-    def low(self) -> Tensor:  # type: ignore[override]
+    def low(self) -> Tensor:
         return self._spec.low
 
     @low.setter
@@ -149,7 +149,7 @@ class _Bounds(ContinuousBox):
         self._spec.low = value
 
     @property
-    def high(self) -> Tensor:  # type: ignore[override]
+    def high(self) -> Tensor:
         return self._spec.high
 
     @high.setter
@@ -157,7 +157,7 @@ class _Bounds(ContinuousBox):
         self._spec.high = value
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return self.low.device
 
     def _name(self) -> str:

@@ -14,8 +14,9 @@ from interop.specs.spec import block
 class Box:
     """Base class of the boxes. `isinstance` of torchrl's box of the same name is True if torchrl is imported."""
 
-    @property
-    def __class__(self) -> Any:  # torchrl's boxes are no abstract classes, which could be given virtual subclasses
+    # Torchrl's boxes are no abstract classes, which could be given virtual subclasses.
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         return torchrl_classes.box_class(self._name()) or type(self)
 
     def _name(self) -> str:

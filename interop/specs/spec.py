@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -52,7 +53,7 @@ class TensorSpec:
     @property
     def __class__(self) -> Any:
         """The class. `isinstance` of another library reads it first, which enters the specs in torchrl's classes."""
-        if not torchrl_classes.is_entered():
+        if torchrl_classes.NAME in sys.modules and not torchrl_classes.is_entered():
             torchrl_classes.enter(TensorSpec)
         return type(self)
 

@@ -251,7 +251,7 @@ class Stacked(LazyStack):
         return block(f"Stacked{type(self.members[0]).__name__}", fields)
 
 
-class StackedComposite(LazyStack, Composite):
+class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # `_specs`: torchrl's name of the members
     """Unequal Composites, stacked along a batch dim. Its keys are the keys common to all members.
 
     Values are lazily stacked tensordicts.

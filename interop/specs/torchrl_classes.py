@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+NAME = "torchrl.data.tensor_specs"
 _entered: set[str] = set()  # the modules of torchrl that know the specs
 
 
@@ -21,7 +22,7 @@ def enter(base: type) -> None:
     abstract base classes, which take virtual subclasses. Its table of action spaces is keyed by class; each class gets
     the entry of torchrl's class of its name.
     """
-    specs = _imported("torchrl.data.tensor_specs", "StackedComposite")
+    specs = _imported(NAME, "StackedComposite")
     if specs is None:
         return
     pairs = [(ours, vars(specs)[ours.__name__]) for ours in _of_package(base) if ours.__name__ in vars(specs)]
@@ -41,7 +42,7 @@ def converted(value: Any) -> Any:
 
     TypeError for a class of torchrl that has no counterpart here.
     """
-    specs = _imported("torchrl.data.tensor_specs", "StackedComposite")
+    specs = _imported(NAME, "StackedComposite")
     if specs is None or specs.TensorSpec not in type(value).__mro__:
         return value
     from interop.specs.beside_torchrl import from_torchrl  # it needs all classes, which import this module
@@ -58,7 +59,7 @@ def comparable(value: Any) -> Any:
 
 def box_class(name: str) -> type | None:
     """Torchrl's class of a box; None if the program has not imported torchrl, or there is no such class."""
-    specs = _imported("torchrl.data.tensor_specs", name)
+    specs = _imported(NAME, name)
     return None if specs is None else vars(specs)[name]
 
 
@@ -72,5 +73,6 @@ def _of_package(base: type) -> Iterator[type]:
     """A class and its subclasses, without those of other packages."""
     if base.__module__.startswith("interop.specs."):
         yield base
-    for each in base.__subclasses__():
+    found: list[type] = base.__subclasses__()
+    for each in found:
         yield from _of_package(each)
