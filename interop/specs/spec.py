@@ -122,13 +122,14 @@ class TensorSpec:
         return shapes.fits(self.shape, shape)
 
     def project(self, val: Any) -> Any:
-        """The value itself if it is in the spec, otherwise a corrected copy.
+        """The value itself if it is in the spec, otherwise a corrected copy; in `torch.compile` always a copy.
 
         Raises:
             RuntimeError: the value has another shape.
             TypeError: the value is no tensor.
         """
-        if self._has(val):
+        is_compiled = torch.compiler.is_compiling()  # a branch on values would split the graph
+        if not is_compiled and self._has(val):
             return val
         if not isinstance(val, Tensor):
             raise TypeError(f"{type(self).__name__} projects tensors, got {_about(val)}")

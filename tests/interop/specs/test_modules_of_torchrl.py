@@ -554,6 +554,29 @@ def make_picklable():
     return Picklable(True, action="one-hot")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda lib: modules.QValueModule(spec=lib.OneHot(4)),
+        lambda lib: q_actor(lib.Categorical(2), 2),
+        lambda lib: modules.SafeModule(
+            nn.Linear(4, 2), ["action_value"], ["action"], spec=lib.Bounded(-0.1, 0.1, (2,)), safe=True
+        ),
+        lambda lib: modules.AdditiveGaussianModule(lib.Bounded(-0.1, 0.1, (2,)), sigma_init=3.0),
+    ],
+    ids=["QValueModule", "QValueActor", "SafeModule", "AdditiveGaussianModule"],
+)
+def test_modules_compile_as_one_graph(make):
+    results = []
+    for library in (theirs, ours):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        module = torch.compile(make(library), backend="eager", fullgraph=True)
+        data = with_values(4).update({"observation": torch.ones(BATCH, 4), "action": torch.zeros(BATCH, 2)})
+        results.append(module(data))
+    assert same(*results)
+
+
 @pytest.mark.slow
 def test_environments_in_other_processes():
     with warnings.catch_warnings():
