@@ -185,7 +185,7 @@ class Buffer:
         """
         self._check(state)
         batch_size = checks.as_int("batch_size", batch_size)
-        size = self.size(state)
+        size = state.ring.size * self.items_per_row  # not self.size, which would wait for it
         if isinstance(self.sampler, Slices):
             assert state.trajectories is not None
             index, ring = state.trajectories, state.ring

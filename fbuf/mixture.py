@@ -84,7 +84,8 @@ class Mixture:
     def size(self, states: tuple[BufferState, ...]) -> Int[Array, ""]:
         """Items stored, in all members together."""
         self._check(states)
-        return sum((b.size(state) for b, state in zip(self.buffers, states, strict=True)), jnp.zeros((), jnp.int32))
+        sizes = (state.ring.size * buffer.items_per_row for buffer, state in zip(self.buffers, states, strict=True))
+        return sum(sizes, jnp.zeros((), jnp.int32))
 
     def sample(
         self, states: tuple[BufferState, ...], key: Array, batch_size: int

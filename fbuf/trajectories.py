@@ -215,7 +215,7 @@ def written(state: TrajectoryState, ring: RingState, marks: UInt8[Array, "n lane
 
 def check_ids(state: TrajectoryState, ids: Any) -> None:
     """ValueError if the state keeps ids and items have none, or the other way round."""
-    if jax.tree.structure(ids) != jax.tree.structure(state.id):
+    if len(jax.tree.leaves(ids)) != len(jax.tree.leaves(state.id)):
         raise ValueError(
             "the state was made by a buffer with other trajectories: one with ids and one without, or with more"
         )

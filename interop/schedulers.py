@@ -75,6 +75,7 @@ class ParameterScheduler(Component, ABC):
         if self.max_value is not None:
             value = min(value, self.max_value)
         setattr(sampler, self.param_name, int(value) if self._is_int and value.is_integer() else value)
+        sampler.parameters_changed()  # of a user's class, too
         self.step_count += 1
 
     def saved_state(self) -> dict[str, Any]:
@@ -196,6 +197,7 @@ class SchedulerList(Component):
         except BaseException:
             for each, value, count in reversed(before):
                 setattr(each.sampler, each.param_name, value)
+                each.sampler.parameters_changed()
                 each.step_count = count
             raise
 

@@ -38,13 +38,14 @@ def test_code_runs(values: bool) -> None:
     after: list[dict[str, Any]] = [{}]
     for code in BLOCKS:
         after.append(ran(code, dict(after[-1]), values))
-    items, prioritised, pairs, _, sequences, by_priority, whole, queue, mixture = after[1:]
+    items, prioritised, pairs, _, sequences, by_priority, whole, queue, mixture, functions = after[1:]
     assert items["items"]["obs"].shape == (32, 4) and items["slot"].shape == ()
     assert prioritised["weights"].shape == (32,)
     assert pairs["first"]["obs"].shape == pairs["second"]["obs"].shape == (32, 4)
     for each in (sequences, by_priority, whole):
         assert each["sequences"]["obs"].shape == (32, 8, 4)
     assert sequences["slots"].shape == (4, 16) and queue["by_lane"]["obs"].shape == (4, 8, 4)
+    assert functions["batch"]["obs"].shape == (32, 4)
     if values:
         assert items["can_sample"] and queue["can_sample"] and queue["can_add"]
         assert all(each["draw"].valid.all() for each in (items, pairs, sequences, by_priority, whole))

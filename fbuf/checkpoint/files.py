@@ -9,13 +9,13 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from fbuf.checkpoint.fields import CheckpointError
+from fbuf.tasks import Task, begin
 
 _T = TypeVar("_T")
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
@@ -118,11 +118,17 @@ def at_once(jobs: Sequence[Callable[[], _T]], threads: int = 4) -> list[_T]:
             except BaseException as error:  # of any kind: it is raised below
                 errors[place] = error
 
-    with ThreadPoolExecutor(threads) as pool:  # a future for each of a thousand files would take 25 ms
-        try:
-            wait([pool.submit(work) for _ in range(min(threads, len(jobs)))])
-        except BaseException as error:  # of a signal
-            errors[-1] = error
+    tasks = [Task() for _ in range(min(threads, len(jobs)))]
+    try:
+        for task in tasks:
+            begin(task, work)
+        for task in tasks:
+            task.wait()
+    except BaseException as error:  # of a signal, or there are no more threads
+        errors[-1] = error
+        for task in tasks:
+            if not task.claim():  # a thread has begun it
+                task.wait()
     try:
         if errors:
             raise errors[min(errors)]

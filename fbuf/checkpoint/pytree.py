@@ -89,7 +89,7 @@ def _like(source: Source, like: Any) -> Any:
     described = Fields(source.tree, str(path := source.path))
     if described.text("kind") != "pytree":
         raise CheckpointMismatch(f"{path} holds a {described.text('kind')}, not a pytree of arrays")
-    saved = {}
+    saved: dict[Any, tuple[str, Any]] = {}
     for entry in described.items("leaves"):
         name, kind, value = entry if isinstance(entry, list) and len(entry) == 3 else (None, None, None)
         fields = Fields({"name": name, "kind": kind, "value": value}, f"{path}, a leaf")
@@ -114,7 +114,7 @@ def _like(source: Source, like: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _join_counters(saved: dict[str, tuple[str, Any]]) -> None:
+def _join_counters(saved: dict[Any, tuple[str, Any]]) -> None:
     """Put the counters of rings, which earlier versions saved one by one, into one array."""
     for name in [name for name in saved if name.endswith(".ring.cursor")]:
         ring = name.removesuffix("cursor")

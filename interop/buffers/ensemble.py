@@ -322,12 +322,8 @@ class ReplayBufferEnsemble(Sampled):
                     held.enter_context(each.prefetch_queue.held())
             return held.pop_all()
 
-    def _transaction(self) -> contextlib.AbstractContextManager[Any]:
-        with contextlib.ExitStack() as steps:
-            for member in self.members:
-                if member.storage.checkpointer.changes_rows:
-                    steps.enter_context(member.storage.part())  # two of them may have one storage
-            return steps.pop_all()
+    def _replaced_storages(self) -> list[Storage]:
+        return [member.storage for member in self.members if member.storage.checkpointer.changes_rows]
 
     def saved(self, out: Writing) -> dict[str, Any]:
         for member in self.members:

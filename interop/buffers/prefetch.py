@@ -1,97 +1,171 @@
 """The prefetch queue: batches that threads make ahead of time."""
 
+import _thread
+import atexit
+import contextlib
 import threading
-from collections import deque
+import time
+import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
+from fbuf.tasks import start_daemon
 from interop.buffers.request import Request
-from interop.host.threads import renew_in_children
+from interop.host.threads import Lock, came_from_a_signal, finished, hold_in_forks, renew_in_children
 from interop.shared.storage_lock import Held
+
+_NAME = "replay-prefetch"
+_SLOW = 1.0  # seconds without a batch after which a call looks whether a thread makes it
+_PATIENCE = 10.0  # seconds that the end of the program waits for threads
 
 
 class Prefetch:
     """A FIFO queue of up to `depth` requests for batches; threads make the batches.
 
     The queue is not part of the state: dropped requests are undone, and the next calls draw them again. A buffer drops its
-    queue after a change, and before it is saved or copied. Copies and forked children begin with an empty queue.
+    queue after a change, and before it is saved or copied. Copies and forked children begin with an empty queue, and
+    without the draws of the requests that were in it.
+
+    A signal handler may raise at any time. A request is in the queue before it draws anything, and until its batch is
+    returned: so what an interrupted call has left can be undone. A thread is only told that there is something to make. It
+    looks for it in the queue, and a call makes a batch itself that no thread begins: so none is waited for in vain.
     """
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.renew()
+        self._begin()
         renew_in_children(self)
+        hold_in_forks(self)
+        _living.add(self)
+
+    def _begin(self) -> None:
+        # Guards the queue only: no thread waits for a batch or a buffer while it holds this lock.
+        self.mutex = Lock()
+        self._queue: list[Request] = []  # the oldest first; those that calls wait for are `awaited`
+        self._error: Exception | None = None  # of the request after these
+        self._calls: SimpleQueue[Any] = SimpleQueue()  # a reference to this queue for each request; None ends a thread
+        self._threads = 0
+        weakref.finalize(self, _end, self._calls, self.depth).atexit = False
 
     def renew(self) -> None:
-        # Guards the queue only: no thread waits for a batch or a buffer while it holds this lock.
-        self.mutex = threading.RLock()
-        self._queue: deque[Request] = deque()
-        self._awaited: list[Request] = []  # requests that calls of other threads wait for
-        self._error: Exception | None = None  # of the request after these
-        self._pool: ThreadPoolExecutor | None = None
+        """In a forked child: undo the requests, which the parent returns. Epochs undo their parts themselves."""
+        left = self._queue
+        self._begin()
+        for pending in left[::-1]:
+            pending.restore_generators()
 
     def take(
         self,
         draw: Callable[[], Any],
-        request: Callable[[], Request | None],
+        begin: Callable[[], Request],
+        fill: Callable[[Request], bool],
         more: Callable[[], bool],
         make: Callable[[Request], Any],
         lock: AbstractContextManager[Any],
+        settings: tuple[Any, ...],
     ) -> Any:
         """Return the oldest batch, or draw one if the queue is empty. Then fill the queue while `more()`.
 
         The error of a thread is raised by the call that would have returned its batch, and drops the queue: the next call
-        draws that batch again.
+        draws that batch again. So does an interrupt.
 
         Args:
             draw: draws and makes a batch.
-            request: returns the next request, or None for no more; the call that finds the queue empty raises its error.
+            begin: returns a request that has drawn nothing.
+            fill: draws what the request needs; False for no more requests. The call that finds the queue empty raises its
+                error.
             more: whether the epoch has another batch.
             make: makes a batch, in a thread; None for a stale request.
-            lock: held while requests are made. It is taken before the lock of the queue, as in writes that drop the queue.
+            lock: held while requests are filled. It is taken before the lock of the queue, as in writes that drop the queue.
+            settings: of the samplers. Requests of other settings are undone, and drawn anew.
         """
-        with self.mutex:
-            oldest = self._queue.popleft() if self._queue else None
-            if oldest is not None:
-                self._awaited.append(oldest)
-            elif self._error is not None:
-                error, self._error = self._error, None
-                raise error
-        batch = draw() if oldest is None else self._await(oldest, draw)
+        pending = None
+        try:
+            with self.mutex:
+                if self._queue and not self._queue[0].has(settings):
+                    self.drop()
+                pending = self._oldest()
+                if pending is None and self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+            batch = draw() if pending is None else self._await(pending, draw)
+        except BaseException:
+            if pending is not None and not pending.returned:
+                self.drop()
+            raise
         with lock, self.mutex:
-            while len(self._queue) < self.depth and self._error is None and more():
-                try:
-                    pending = request()
-                except Exception as error:
-                    self._error = error
+            while len(self) < self.depth and self._error is None and more():
+                if not self._request(begin, fill, make, settings):
                     break
-                if pending is None:
-                    break
-                self._pool = self._pool or ThreadPoolExecutor(self.depth, thread_name_prefix="replay-prefetch")
-                pending.future = self._pool.submit(make, pending)
-                self._queue.append(pending)
         return batch
 
-    def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
-        assert pending.future is not None
+    def _oldest(self) -> Request | None:
+        """The oldest request that no call waits for. The caller waits for it from now on."""
+        for each in self._queue:
+            if not each.awaited:
+                each.awaited = True
+                return each
+        return None
+
+    def _request(
+        self,
+        begin: Callable[[], Request],
+        fill: Callable[[Request], bool],
+        make: Callable[[Request], Any],
+        settings: tuple[Any, ...],
+    ) -> bool:
+        """Add a request to the queue, for the threads. False if there is none."""
+        pending = begin()
         try:
-            batch = pending.future.result()
+            self._queue.append(pending)
+            if fill(pending):
+                pending.close(partial(make, pending), settings)
+                self._call_a_thread()
+                return True
+            self._queue.remove(pending)
         except BaseException as error:
-            with self.mutex:
-                if not (pending.dropped and isinstance(error, Exception)):
-                    self.drop()
-                    raise
-        else:
-            with self.mutex:
-                if not pending.dropped:
-                    self._awaited.remove(pending)
-                    if pending.is_current:
-                        pending.commit()
-                        return batch
-                    pending.drop()
+            if isinstance(error, Exception) and not came_from_a_signal(error):
+                self._queue.remove(pending)  # it is undone
+                self._error = error
+                return False
+            self.drop()
+            raise
+        return False
+
+    def _call_a_thread(self) -> None:
+        if self._threads < self.depth:
+            start_daemon(partial(_work, self._calls), f"{_NAME}_{self._threads}")
+            self._threads += 1  # after an interrupt there is one more, which does no harm
+        self._calls.put(weakref.ref(self))
+
+    def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
+        task = pending.task
+        while not task.has_ended(_SLOW):
+            if task.claim():  # no thread has begun it: none could be started
+                task.run(pending.make)
+        with self.mutex:
+            if task.error is not None and not (pending.dropped and isinstance(task.error, Exception)):
+                raise task.error
+            if not pending.dropped:
+                if pending.is_current:
+                    finished(partial(self._return, pending))
+                    return task.result
+                finished(partial(self._remove, pending))
         return draw()
+
+    def _return(self, pending: Request) -> None:
+        pending.commit()
+        pending.returned = True
+        if pending in self._queue:
+            self._queue.remove(pending)
+
+    def _remove(self, pending: Request) -> None:
+        pending.drop()
+        if pending in self._queue:
+            self._queue.remove(pending)
 
     def drop(self) -> None:
         """Undo all requests whose batches were not returned. Call it after the change that makes them stale.
@@ -99,10 +173,24 @@ class Prefetch:
         It does not wait, because the caller may hold a lock that the threads need.
         """
         with self.mutex:
-            stale = [*self._awaited, *self._queue]
-            self._awaited, self._queue, self._error = [], deque(), None
-            for pending in stale[::-1]:
-                pending.drop()
+            finished(self._drop)
+
+    def _drop(self) -> None:
+        while self._queue:  # the newest first: it has drawn last
+            self._queue[-1].drop()
+            self._queue.pop()
+        self._error = None
+
+    def make_next(self) -> None:
+        """Make the batch of the oldest request that no thread has begun."""
+        with self.mutex:
+            pending = next((each for each in self._queue if each.closed and each.task.claim()), None)
+        if pending is not None:
+            pending.task.run(pending.make)
+
+    def end(self) -> None:
+        """End the threads."""
+        _end(self._calls, self.depth)
 
     def held(self) -> Held:
         """A context in which no other thread takes a batch from the queue or makes a request."""
@@ -113,7 +201,39 @@ class Prefetch:
             yield
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return sum(not each.awaited for each in self._queue)
 
     def __reduce__(self) -> Any:
         return Prefetch, (self.depth,)
+
+
+_living: "weakref.WeakSet[Prefetch]" = weakref.WeakSet()
+
+
+def _work(calls: "SimpleQueue[Any]") -> None:
+    """Make batches, until None comes."""
+    while (call := calls.get()) is not None:
+        prefetch = call()
+        if prefetch is not None:
+            prefetch.make_next()
+        del prefetch  # or it would live until the next call
+
+
+def _end(calls: "SimpleQueue[Any]", threads: int) -> None:
+    for _ in range(threads):
+        calls.put(None)
+
+
+def _end_all() -> None:
+    """At the end of the program: threads that run programs of torch or JAX then may end in a crash."""
+    until = time.monotonic() + _PATIENCE
+    for each in list(_living):
+        with contextlib.suppress(Exception):
+            each.drop()
+            each.end()
+    for thread in threading.enumerate():
+        if thread.name.startswith(_NAME) and thread.ident != _thread.get_ident():
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_end_all)

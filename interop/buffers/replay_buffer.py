@@ -29,7 +29,7 @@ from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
-from interop.host.threads import Lock, renew_in_children, uninterrupted
+from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.consuming import consuming
@@ -39,7 +39,9 @@ from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
 from interop.storages import planning as of_storages
+from interop.storages.all_or_nothing import Undoable, finish_or_undo
 from interop.storages.batches import read_batch
+from interop.storages.storage import Follower, is_undoable
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
 
@@ -80,6 +82,7 @@ class ReplayBuffer(Sampled):
     _sampler: Sampler
     _writer: Writer
     _reads_slots: bool
+    _undoable: tuple[Undoable, ...]  # the components that a write changes, beside the counters of the storage
 
     def __init__(
         self,
@@ -175,6 +178,8 @@ class ReplayBuffer(Sampled):
             storage.share()
         self._storage, self._sampler, self._writer = storage, sampler, writer
         self._reads_slots = self._unit is None and reads_slots(storage, sampler)
+        own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
+        self._undoable = tuple(each for each, changes in own if changes)
         storage.attach(self)
         self._pass_generator()
 
@@ -184,6 +189,7 @@ class ReplayBuffer(Sampled):
 
     def renew(self) -> None:  # in a forked child
         self._sampler, self._reads_slots = DrawnElsewhere(), False
+        self._undoable = tuple(each for each in self._undoable if not isinstance(each, Sampler))
 
     def __getattr__(self, name: str) -> Any:
         if name in _MADE_LATE and self.__dict__.get("_make_components") is not None:
@@ -266,11 +272,15 @@ class ReplayBuffer(Sampled):
                     continue
                 if new is not before:
                     self._sampler.refuse_forked_child()
-                    self._join(new, self._sampler, self._writer)
-                    before.detach(self)
-                self._collate_fn = chosen
-                self.drop_prefetched()
+                finished(partial(self._exchange_storage, before, new, chosen))
                 return before
+
+    def _exchange_storage(self, before: Storage, new: Storage, collate_fn: Callable[[Any], Any]) -> None:
+        if new is not before:
+            self._join(new, self._sampler, self._writer)
+            before.detach(self)
+        self._collate_fn = collate_fn
+        self.drop_prefetched()
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler; the new one draws from the stored rows. Returns the previous one."""
@@ -278,16 +288,19 @@ class ReplayBuffer(Sampled):
         new.check_batch_size(self._batch_size)
         with locked(self):
             before = self._sampler
-            self._join(self._storage, new, self._writer)
-            self.drop_prefetched()
+            finished(partial(self._exchange_sampler, new))
             return before
+
+    def _exchange_sampler(self, new: Sampler) -> None:
+        self._join(self._storage, new, self._writer)
+        self.drop_prefetched()
 
     def set_writer(self, writer: Writer) -> Writer:
         """Replace the writer. Returns the previous one."""
         new = made("writer", writer, Writer)
         with locked(self):
             before = self._writer
-            self._join(self._storage, self._sampler, new)
+            finished(partial(self._join, self._storage, self._sampler, new))
             return before
 
     def share(self, shared: bool = True) -> Self:
@@ -381,32 +394,41 @@ class ReplayBuffer(Sampled):
 
     def _write(self, stored: Any, many: bool, with_priorities: bool) -> Any:
         """Write items, and give the samplers of all buffers on the storage their slots. The lock is held."""
-        storage, writer, sampler, transforms = self._storage, self._writer, self._sampler, self._transform.count
+        storage, sampler, transforms = self._storage, self._sampler, self._transform.count
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
-        buffers = storage.attached()
-        followed = False
-        for buffer in storage.buffers():
-            buffer.sampler.refuse_forked_child()  # a sampler that cannot follow the write
-            followed = followed or buffer.sampler.follows_writes
+        buffers, followed, undoable = storage.attached(), False, self._undoable
+        for buffer in buffers:
+            if (other := getattr(buffer, "sampler", None)) is None:
+                continue
+            other.refuse_forked_child()  # a sampler that cannot follow the write
+            followed = followed or other.follows_writes
+            if other.sees_writes and other is not sampler:
+                undoable = (*undoable, other)
         priority = self._priority_in(stored, many) if with_priorities else None
-        dim, before = self.dim_extend, storage.counts if followed else None
+        if many and not self._reads_slots and hasattr(stored, "__next__"):
+            stored = list(stored)  # it may be written twice
+        counts = storage.counts if followed else None
+        counters = storage.ring.cells.tobytes()
+        kept = [(each, each.before_write()) for each in undoable] if undoable else ()
         try:
-            index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
-            if index is None:
-                return None
-            for buffer in buffers:
-                buffer.mark_update(index)
-        except BaseException:  # after a signal rows may be written, with the priorities of the rows before
-            if before is not None:
-                with uninterrupted():
-                    storage.recover()
-                    storage.report_writes(before)
+            return self._write_all(stored, many, priority, buffers)
+        except BaseException:
+            again = partial(self._write_all, stored, many, priority, buffers)
+            finish_or_undo(storage, counters, kept, again, counts=counts)
             raise
+
+    def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:
+        storage, writer, sampler, dim = self._storage, self._writer, self._sampler, self.dim_extend
+        index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
+        if index is None:
+            return None
+        for buffer in buffers:
+            buffer.mark_update(index)
         (sampler.extend if many else sampler.add)(index)
         if priority is not None:
             sampler.update_priority(index, priority, storage=storage)
-        if not transforms and not self._marks_samples and dim == 0 and storage.ndim == 1:
+        if not self._marks_samples and not self._transform.count and dim == 0 and storage.ndim == 1:
             writer.note(stored, index)
         return index
 
@@ -447,10 +469,21 @@ class ReplayBuffer(Sampled):
             storage.refuse_forked_child()
             for buffer in storage.buffers():
                 buffer.writer.refuse_empty()
-            with storage.transaction():
-                storage.clear()
-                for buffer in storage.buffers():
-                    buffer.forget(empty_write_count)
+            buffers = storage.buffers()
+
+            def write() -> None:
+                with storage.transaction():
+                    storage.clear()
+                    for buffer in buffers:
+                        buffer.forget(empty_write_count)
+
+            counters, undoable = storage.ring.cells.tobytes(), [storage, *(buffer.writer for buffer in buffers)]
+            kept = [(each, each.before_write()) for each in undoable]
+            try:
+                write()
+            except BaseException:
+                finish_or_undo(storage, counters, kept, write, finish=True)
+                raise
 
     def forget(self, empty_write_count: bool = True) -> None:
         """Start over: the storage was emptied. Its lock is held."""
@@ -790,8 +823,8 @@ class ReplayBuffer(Sampled):
         with locked(self), nullcontext() if self._prefetch is None else self._prefetch.mutex:
             yield
 
-    def _transaction(self) -> AbstractContextManager[Any]:
-        return self._storage.transaction() if self._storage.checkpointer.changes_rows else nullcontext()
+    def _replaced_storages(self) -> list[Storage]:
+        return [self._storage] if self._storage.checkpointer.changes_rows else []
 
     def _kept(self) -> dict[str, Any]:
         """The attributes of copies and pickles. The lock is held."""
@@ -832,10 +865,10 @@ class ReplayBuffer(Sampled):
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
-_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots")
+_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable")
 _NOT_KEPT = (
     *("_making", "_stepping", "_iterating", "_readers"),
-    *("_make_components", "_known_storage", "_reads_slots"),
+    *("_make_components", "_known_storage", "_reads_slots", "_undoable"),
 )
 
 

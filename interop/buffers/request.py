@@ -1,15 +1,17 @@
 """A request for a batch: its samplers, sizes and keys, and the reservations made for it."""
 
 import dataclasses
-from collections.abc import Iterable
-from concurrent.futures import Future
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fbuf.tasks import Task
 from interop.data import bridge
+from interop.host.threads import came_from_a_signal
 from interop.samplers import Sampler
 from interop.samplers.drawing import DrawingSampler, names_slots
 from interop.samplers.reservation import Reservation
@@ -26,10 +28,25 @@ class Part:
     size: int
     key: np.ndarray
     reservation: Reservation | None = None
+    before: Any = None  # the sampler as it was before the draw, where the draw changes it
 
     def reserve(self) -> None:
         """Draw now if key and stored items do not determine the draw: from an epoch, or by a user's sampler."""
+        self.before = self.sampler.before_draw()
         self.reservation = self.sampler.reserve(self.storage, self.size, self.key)
+
+    def release(self) -> None:
+        """Undo `reserve`, also one that was interrupted: its items remain to be drawn."""
+        if self.reservation is not None:
+            self.reservation.release()
+        else:
+            self.sampler.undo_draw(self.key)
+
+    def abandon(self, interrupted: bool) -> None:
+        """Undo `reserve`; nothing was drawn since. After an error of its own a user's sampler is left as it is."""
+        self.release()
+        if self.before is not None and (interrupted or not self.sampler.draws_on):
+            self.sampler.put_back(self.before)
 
     def draw(self) -> tuple[Any, dict[Any, Any]]:
         """The index of the items and the info."""
@@ -60,22 +77,40 @@ def reads_slots(storage: Storage, sampler: Sampler) -> bool:
 
 
 class Request:
-    """A batch that is not returned yet. Its draws from epochs and generators can be undone."""
+    """A batch that is not returned yet. Its draws from epochs and generators can be undone.
 
-    __slots__ = ("_after", "_before", "dropped", "future", "parts")
+    Attributes:
+        parts: what is drawn.
+        closed: whether all was drawn that is drawn ahead.
+        awaited: whether a call waits for the batch.
+        dropped: whether it was undone.
+        returned: whether it counts as drawn.
+        task: the making of the batch.
+        make: makes the batch.
+    """
+
+    __slots__ = ("_after", "_before", "_settings", "awaited", "closed", "dropped", "make", "parts", "returned", "task")
+
+    task: Task
+    make: Callable[[], Any]
 
     def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
         """Begin a request with keys from these generators; None for torch's global one."""
         self.parts: list[Part] = []
-        self.dropped = False
-        self.future: Future[Any] | None = None
+        self.closed = self.awaited = self.dropped = self.returned = False
         used = [torch.default_generator if each is None else each for each in generators]
         self._before = [(each, each.get_state()) for each in used]
-        self._after: list[Tensor] = []
 
-    def close(self) -> None:
-        """All keys were made."""
+    def close(self, make: Callable[[], Any], settings: tuple[Any, ...]) -> None:
+        """All keys were made; `make` makes the batch, and the samplers have these settings."""
         self._after = [each.get_state() for each, _ in self._before]
+        self.task, self.make, self._settings = Task(), make, settings
+        self.closed = True
+
+    def has(self, settings: tuple[Any, ...]) -> bool:
+        """Whether the samplers had these settings."""
+        known = self._settings
+        return len(known) == len(settings) and all(map(operator.is_, known, settings))
 
     @property
     def is_current(self) -> bool:
@@ -89,31 +124,45 @@ class Request:
         return self.is_current
 
     def commit(self) -> None:
-        """Count it as returned."""
+        """Count it as returned. It may be called again after an interrupt."""
+        self.returned = True
         for part in self.parts:
             if part.reservation is not None:
                 part.reservation.commit()
 
-    def abandon(self) -> None:
-        """Undo a failed request, and restore the generators."""
-        self._release()
+    def settle(self, error: BaseException) -> None:
+        """After an error or an interrupt: count it as returned if that was begun, else undo it."""
+        if self.returned:
+            self.commit()
+        else:
+            self.abandon(came_from_a_signal(error))
+
+    def abandon(self, interrupted: bool) -> None:
+        """Undo a request that is not closed, and restore the generators."""
+        for part in reversed(self.parts):
+            part.abandon(interrupted)
         for generator, before in self._before:
             generator.set_state(before)
 
     def drop(self) -> None:
-        """Undo a closed request: its items remain in the epoch.
+        """Undo a request: its items remain in the epoch. It may be called again after an interrupt.
 
         Restores each generator that was not used since, but never torch's global one.
         """
         self.dropped = True
-        if self.future is not None:
-            self.future.cancel()
-        self._release()
-        for (generator, before), after in zip(self._before, self._after, strict=False):
+        if not self.closed:
+            self.abandon(interrupted=True)
+            return
+        for part in reversed(self.parts):
+            part.release()
+        self.restore_generators()
+
+    def restore_generators(self) -> None:
+        """Restore each generator that was not used since, but never torch's global one."""
+        if not self.closed:
+            for generator, before in self._before:
+                generator.set_state(before)
+            return
+        for (generator, before), after in zip(self._before, self._after, strict=True):
             if generator is not torch.default_generator and torch.equal(generator.get_state(), after):
                 generator.set_state(before)
-
-    def _release(self) -> None:
-        for part in reversed(self.parts):
-            if part.reservation is not None:
-                part.reservation.release()

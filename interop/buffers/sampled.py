@@ -22,9 +22,10 @@ from interop.buffers.request import Part, Request
 from interop.checkpoint.state import Aliases, LoadOptions
 from interop.data.arguments import whole
 from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
-from interop.host.threads import Lock, uninterrupted
+from interop.host.threads import Lock, came_from_a_signal, finished
 from interop.samplers import Sampler
 from interop.samplers.drawing import names_slots
+from interop.storages.storage import Storage, replaced
 from interop.transforms.chain import Compose
 from interop.transforms.order import Order, in_order
 
@@ -98,8 +99,8 @@ class Sampled(Aliases):
         """The lock for saving and loading: excludes writes, draws and requests."""
         raise NotImplementedError
 
-    def _transaction(self) -> AbstractContextManager[Any]:
-        """A transaction of the storages."""
+    def _replaced_storages(self) -> list[Storage]:
+        """The storages whose rows a load replaces in a transaction."""
         raise NotImplementedError
 
     def saved(self, out: Writing) -> dict[str, Any]:
@@ -155,9 +156,12 @@ class Sampled(Aliases):
         """Use this generator from now on."""
         generator = as_generator(generator)
         with self._locked():
-            self._rng = generator
-            self._pass_generator()
-            self.drop_prefetched()
+            finished(partial(self._use_generator, generator))
+
+    def _use_generator(self, generator: torch.Generator | None) -> None:
+        self.drop_prefetched()  # first: it restores the one before
+        self._rng = generator
+        self._pass_generator()
 
     def _pass_generator(self) -> None:
         """Give the generator to the components."""
@@ -210,13 +214,29 @@ class Sampled(Aliases):
         """A batch and its info: the oldest prefetched batch, or a new draw."""
         if self._prefetch is None:
             return self._draw(batch_size)
-        return self._prefetch.take(
+        try:
+            return self._take(self._prefetch, batch_size)
+        except BaseException:
+            self.let_go()
+            raise
+
+    def let_go(self) -> None:
+        """Release the locks of sampler and prefetch queue that this thread holds: after an interrupt."""
+        self.sampler.let_go()
+        if self._prefetch is not None:
+            self._prefetch.mutex.let_go()
+
+    def _take(self, prefetch: Prefetch, batch_size: int) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = prefetch.take(
             draw=partial(self._draw, batch_size),
-            request=partial(self._request, batch_size),
+            begin=lambda: Request(self._generators()),
+            fill=partial(self._fill, batch_size),
             more=lambda: self.sampler.has_more,
             make=self._make,
             lock=self._locked_to_reserve(),
+            settings=self._settings(),
         )
+        return found
 
     def _draw(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
         """Draw a batch now. Without `key` a key is drawn from the generator."""
@@ -225,31 +245,34 @@ class Sampled(Aliases):
             try:
                 request.parts = self._plan(batch_size, key)
                 complete = self._read(request, reserves=True)
-            except BaseException:
-                request.abandon()
+                request.commit()
+            except BaseException as error:
+                request.settle(error)
                 raise
-            request.commit()
         assert complete is not None  # the lock was held since the reservation
         return complete()
 
-    def _request(self, batch_size: int) -> Request | None:
-        """A request for the next batch, for a thread; None if it cannot be drawn now.
+    def _fill(self, batch_size: int, request: Request) -> bool:
+        """Draw what a request for the next batch needs, which a thread makes; False if it cannot be drawn now.
 
         The call that needs the batch then raises the error. Errors of users' samplers, whose state may have changed, are
         raised here.
         """
-        request = Request(self._generators())
         try:
             request.parts = self._plan(batch_size, None)
             for part in request.parts:
                 part.reserve()
         except BaseException as error:
-            request.abandon()
-            if isinstance(error, Exception) and all(names_slots(part.sampler) for part in request.parts):
-                return None
+            request.abandon(came_from_a_signal(error))
+            own = all(names_slots(part.sampler) for part in request.parts)
+            if isinstance(error, Exception) and own and not came_from_a_signal(error):
+                return False
             raise
-        request.close()
-        return request
+        return True
+
+    def _settings(self) -> tuple[Any, ...]:
+        """The settings of the samplers on which batches depend."""
+        return self.sampler.draw_settings
 
     def _make(self, request: Request) -> tuple[Any, Any] | None:
         """Make the batch of a request, in a thread; None if the request is stale."""
@@ -409,8 +432,7 @@ class Sampled(Aliases):
 
     def _put_in(self, restored: Callable[[], None]) -> None:
         """Load a checked state in one transaction."""
-        with uninterrupted(), self._transaction():
-            restored()
+        replaced(self._replaced_storages(), restored)
 
     def _saved_settings(self) -> dict[str, Any]:
         return checkpoints.settings(self)

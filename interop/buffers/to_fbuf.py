@@ -175,8 +175,12 @@ def _trajectories(keys: BoundaryKeys, index: Trajectories | None) -> fbuf.Trajec
     ended = tuple(path for path in found.ends if path[-1] == "terminated")
     cut = tuple(path for path in found.ends if path not in ended)
     # A mask divides steps and padding as ids do.
-    groups = {"terminated": ended, "truncated": cut, "id": (*found.ids, *found.masks), "first": found.firsts}
-    return fbuf.Trajectories(**{name: list(paths) for name, paths in groups.items() if paths})
+    return fbuf.Trajectories(
+        terminated=list(ended) or None,
+        truncated=list(cut) or None,
+        id=[*found.ids, *found.masks] or None,
+        first=list(found.firsts) or None,
+    )
 
 
 # ------------------------------------------------------------------ states

@@ -11,7 +11,6 @@ from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source,
 from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
 from interop.checkpoint.values import NO_PICKLE, decode, encode
-from interop.host.threads import uninterrupted
 
 if TYPE_CHECKING:
     from interop.storages import ListStorage, Storage, StorageEnsemble, TensorStorage
@@ -73,8 +72,7 @@ class StorageCheckpointerBase:
 
     @staticmethod
     def _apply(storage: "Storage", apply: Apply) -> None:
-        with uninterrupted(), storage.transaction():
-            apply()
+        storage.replace(apply)
 
     @classmethod
     def refuse_other(cls, storage: "Storage") -> None:

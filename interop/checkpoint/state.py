@@ -31,7 +31,7 @@ from fbuf.checkpoint import (
 )
 from interop.checkpoint.values import NO_PICKLE, decode, encode
 from interop.data.arguments import class_of
-from interop.host.threads import uninterrupted
+from interop.host.threads import finished
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,7 @@ class Component(Aliases):
         def use(source: Source) -> Apply:
             return self.restoring(state_for(self, source.tree, str(source.path)), options)
 
-        apply = load(path, use, verify)
-        with uninterrupted():
-            apply()
+        finished(load(path, use, verify))
 
 
 class Stateful(Component):

@@ -105,15 +105,16 @@ class UnreadStack(NonTensorStack):
     def __getattr__(self, name: str) -> Any:
         if name != "tensordicts":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        made = non_tensors(vars(self)["_read"]())
-        vars(self)["tensordicts"] = made
-        vars(self).pop("_read", None)  # another thread may have been here
+        attributes = self.__dict__
+        made = non_tensors(attributes["_read"]())
+        attributes["tensordicts"] = made
+        attributes.pop("_read", None)  # another thread may have been here
         self.__class__ = NonTensorStack
         return made
 
     def tolist(self, **options: Any) -> list[Any]:
         """The values, without a `NonTensorData` for each."""
-        read = vars(self).get("_read")
+        read = self.__dict__.get("_read")
         if read is None or any(value for name, value in options.items() if name != "as_linked_list"):
             return NonTensorStack.tolist(self, **options)
         values: list[Any] = read()
@@ -121,7 +122,7 @@ class UnreadStack(NonTensorStack):
 
     def __getstate__(self) -> dict[str, Any]:
         self.tensordicts  # noqa: B018
-        return vars(self)
+        return self.__dict__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.tensordicts  # noqa: B018
@@ -133,8 +134,8 @@ def unread_stack(read: Callable[[], list[Any]], count: int) -> NonTensorStack:
     if not _KNOWN_STACK:
         return NonTensorStack(*non_tensors(read()))
     made = UnreadStack.__new__(UnreadStack)
-    vars(made).update({name: value for name, value in _STACK.items() if name != "tensordicts"})
-    vars(made).update(_batch_size=torch.Size([count]), _read=read)
+    made.__dict__.update({name: value for name, value in _STACK.items() if name != "tensordicts"})
+    made.__dict__.update(_batch_size=torch.Size([count]), _read=read)
     return made
 
 

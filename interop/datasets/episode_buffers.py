@@ -70,7 +70,8 @@ class EpisodeBuffers:
             for path, kind in entries.items()
             if path not in _OUTCOMES or isinstance(kind[0], str) or stored.is_ever_set(path)
         }
-        entries.pop(stored.id_path, None)  # Minari numbers episodes
+        if stored.id_path is not None:  # Minari numbers episodes
+            entries.pop(stored.id_path, None)
         places = dict(_taken(entries, observation, "observations")) | dict(_taken(entries, action, "actions"))
         used = set(places.values())
         for path in (path for path in entries if path not in used):

@@ -112,6 +112,8 @@ def _marks(found: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray
     Files of old versions lack flags. Their first row begins an episode, and terminal rows have a discount of zero.
     """
     count = len(found["action"])
+    if count > np.size(found["action"]):
+        raise CorruptDatasetError(f"{where}: has {count} actions of no values")
     none = np.zeros(count, np.bool_)
     try:
         if "step_type" in found:

@@ -1,12 +1,15 @@
 """Draws without replacement on the host: each position once an epoch, then all of them again."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from interop.data import randomness
-from interop.host.threads import Lock, renew_in_children
+from interop.host.threads import Lock, finished, renew_in_children
+
+_T = TypeVar("_T")
 
 
 class EpochState(NamedTuple):
@@ -42,6 +45,9 @@ class Taken:
     after: _Cursor
     ran_out: bool  # before it
     moved: tuple[np.ndarray, np.ndarray] | None  # changed places of the order, and their entries before
+    order: np.ndarray | None = None  # before it, where it began an epoch
+    key: np.ndarray | None = None  # that reserved it
+    undone: tuple[np.ndarray | None, tuple[Any, np.ndarray] | None, _Cursor] | None = None  # once it is being undone
 
 
 class Epoch:
@@ -62,6 +68,8 @@ class Epoch:
         self.lock = Lock()
         self._reserved: list[Taken] = []
         self._last: Taken | None = None
+        # Of an open `whole`: an order, changed places of it, and their entries before.
+        self._moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
         self._number = 0  # epochs begun
         self._order: np.ndarray | None = None
         self._length, self._at = 0, _Cursor()
@@ -97,25 +105,49 @@ class Epoch:
                     f"with drop_last=True a batch of {count} cannot be drawn from {length}: use a smaller batch_size, or "
                     "drop_last=False"
                 )
-            if length != self._length:
-                self._resize(length)
-            before = self._at
-            if before.over or (self.drop_last and length - before.position < count):
-                self._begin()
-            at, stop = self._at, min(self._at.position + count, length)
-            moved = None
-            if self.shuffle and at.position < stop:
-                assert key is not None
-                positions, moved = self._shuffled(at.position, stop, key)
-            elif self._order is None:
-                positions = np.arange(at.position, stop)
-            else:
-                positions = self._order[at.position : stop].astype(np.int64)
-            over = length - stop < (count if self.drop_last and count else 1)
-            self._at = _Cursor(at.number, at.version + 1, stop, over)
-            self._last = Taken(positions, before, self._at, self.ran_out, moved)
-            self.ran_out = over and not self._reserved
-            return positions
+            return self.whole(lambda: self._take(count, length, key))
+
+    def whole(self, take: Callable[[], _T]) -> _T:
+        """Call this with the lock held. If it raises, what it took was not taken. Reentrant."""
+        with self.lock:
+            moves = self._moves
+            if moves is None:
+                self._moves = moves = []
+            known = len(moves)
+            before = self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved
+            try:
+                found = take()
+                if not known:
+                    self._moves = None
+                return found
+            except BaseException:
+                for order, places, entries in moves[: known - len(moves) - 1 : -1]:
+                    order[places] = entries
+                self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved = before
+                if not known:
+                    self._moves = None
+                raise
+
+    def _take(self, count: int, length: int, key: np.ndarray | None) -> np.ndarray:
+        if length != self._length:
+            self._resize(length)
+        before, order = self._at, self._order
+        if before.over or (self.drop_last and length - before.position < count):
+            self._begin()
+        at, stop = self._at, min(self._at.position + count, length)
+        moved = None
+        if self.shuffle and at.position < stop:
+            assert key is not None
+            positions, moved = self._shuffled(at.position, stop, key)
+        elif self._order is None:
+            positions = np.arange(at.position, stop)
+        else:
+            positions = self._order[at.position : stop].astype(np.int64)
+        over = length - stop < (count if self.drop_last and count else 1)
+        self._at = _Cursor(at.number, at.version + 1, stop, over)
+        self._last = Taken(positions, before, self._at, self.ran_out, moved, order)
+        self.ran_out = over and not self._reserved
+        return positions
 
     def _shuffled(self, start: int, stop: int, key: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Exchange the entries of the order at [start, stop) with random ones from `start` on; these, and the undo."""
@@ -130,8 +162,10 @@ class Epoch:
             stays[chosen[chosen < stop] - start] = False
             block = block[stays]
         places = np.concatenate((holes, np.arange(start, stop)))
-        before = order[places]
-        order[places] = np.concatenate((block, drawn))  # one step: the order is a permutation after an interrupt, too
+        before, entries = order[places], np.concatenate((block, drawn))
+        if self._moves is not None:
+            self._moves.append((order, places, before))
+        order[places] = entries
         return drawn.astype(np.int64), (places, before)
 
     def _resize(self, length: int) -> None:
@@ -158,18 +192,31 @@ class Epoch:
     def restart(self) -> None:
         """Begin an epoch and drop all reserved takes. O(1)."""
         with self.lock:
-            self._begin()
-            self._reserved.clear()
-            self.ran_out = False
+            finished(self._restart)
+
+    def _restart(self) -> None:
+        self._reserved = []
+        self._begin()
+        self.ran_out = False
+
+    def begin_anew(self) -> None:
+        """Begin an epoch in the course of a draw, and drop all reserved takes. O(1)."""
+        with self.lock:
+            finished(self._drop_and_begin)
+
+    def _drop_and_begin(self) -> None:
+        self._reserved = []
+        self._begin()
 
     # ------------------------------------------------------------------ reservations
 
-    def reserve(self) -> Taken:
-        """Reserve the last take; the lock was held since."""
+    def reserve(self, key: np.ndarray | None = None) -> Taken:
+        """Reserve the last take; the lock was held since. `release_of(key)` finds it."""
         taken = self._last
         assert taken is not None
-        self._reserved.append(taken)
+        taken.key = key
         self._last, self.ran_out = None, taken.ran_out
+        self._reserved = [*self._reserved, taken]
         return taken
 
     def is_reserved(self, taken: Taken) -> bool:
@@ -177,46 +224,68 @@ class Epoch:
         return taken in self._reserved
 
     def commit(self, taken: Taken) -> None:
-        """Count a reserved take."""
+        """Count a reserved take. It may be called again after an interrupt."""
         with self.lock:
             if taken in self._reserved:
-                self._reserved.remove(taken)
-                self.ran_out = self.over and not self._reserved
+                left = [each for each in self._reserved if each is not taken]
+                self.ran_out = self.over and not left
+                self._reserved = left
 
     def release(self, taken: Taken) -> None:
-        """Undo a reserved take. The order is as before where nothing was taken since; otherwise it may differ, O(length)."""
+        """Undo a reserved take. The order is as before where nothing was taken since; otherwise it may differ, O(length).
+
+        It may be called again after an interrupt.
+        """
         with self.lock:
             if taken in self._reserved:
-                self._reserved.remove(taken)
-                self._order, self._at = self._undone(self._order, self._at, taken)
+                if taken.undone is None:
+                    taken.undone = self._undone(self._order, self._at, taken)
+                order, moved, at = taken.undone
+                if moved is not None and order is not None:
+                    order[moved[0]] = moved[1]
+                self._order, self._at = order, at
+                self._reserved = [each for each in self._reserved if each is not taken]
+
+    def release_of(self, key: np.ndarray) -> None:
+        """Undo the take that was reserved with this very key, if there is one."""
+        for taken in [each for each in self._reserved if each.key is key]:
+            self.release(taken)
 
     def renew(self) -> None:
         """In a forked child: undo the reserved takes, which the parent commits. No other thread is here, nor the lock."""
         self._order, self._at = self._unreserved(self._order)
-        self._reserved.clear()
+        self._reserved = []
 
     def _unreserved(self, order: np.ndarray | None) -> tuple[np.ndarray | None, _Cursor]:
         """The order, changed in place, and the cursor without all reserved takes."""
         at = self._at
         for taken in self._reserved[::-1]:
-            order, at = self._undone(order, at, taken)
+            order, moved, at = self._undone(order, at, taken)
+            if moved is not None and order is not None:
+                order[moved[0]] = moved[1]
         return order, at
 
-    def _undone(self, order: np.ndarray | None, at: _Cursor, taken: Taken) -> tuple[np.ndarray | None, _Cursor]:
-        """The order, changed in place, and the cursor without a take."""
+    def _undone(
+        self, order: np.ndarray | None, at: _Cursor, taken: Taken
+    ) -> tuple[np.ndarray | None, tuple[Any, np.ndarray] | None, _Cursor]:
+        """The order, the entries to put into it at some places, and the cursor without a take. Nothing changes."""
         if taken.after.number != at.number:  # of an earlier epoch
-            return order, at
+            return order, None, at
         if taken.after.version == at.version:
-            if taken.moved is not None and order is not None:
-                order[taken.moved[0]] = taken.moved[1]
-            return order, taken.before
+            began = not self.shuffle and taken.before.number != taken.after.number  # which has dropped the order
+            kept = None if taken.order is None else taken.order.copy()
+            return kept if began else order, taken.moved, taken.before
         order = np.arange(self._length, dtype=_dtype_for(self._length)) if order is None else order
         used = order[: at.position]
         returned, position = np.isin(used, taken.positions), at.position - taken.positions.size
-        order[: at.position] = np.concatenate((used[~returned], used[returned]))
+        entries = np.concatenate((used[~returned], used[returned], order[at.position : self._length]))
         if not self.shuffle:
-            order[position : self._length].sort()
-        return order, at._replace(version=at.version + 1, position=position, over=False)
+            entries[position:].sort()
+        return (
+            order,
+            (slice(0, self._length), entries),
+            at._replace(version=at.version + 1, position=position, over=False),
+        )
 
     # ------------------------------------------------------------------ state
 
@@ -229,7 +298,7 @@ class Epoch:
     def with_state(self, state: EpochState) -> None:
         """Continue from a state; its order is not copied."""
         with self.lock:
-            self._reserved.clear()
+            self._reserved = []
             self._last = None
             self._number += 1
             order = np.arange(state.length) if state.order is None and self.shuffle else state.order

@@ -97,6 +97,14 @@ class Priorities(ABC):
         RuntimeError if every priority is zero.
         """
 
+    def before_write(self) -> Any:
+        """What `put_back` needs to make a write or an update again. O(1)."""
+        return {}
+
+    def put_back(self, before: Any) -> None:
+        """Be as at `before_write`, but for the priorities of the items that were written or updated since."""
+        self.__dict__.update(before)
+
     @abstractmethod
     def masses(self) -> tuple[float, float]:
         """The sum and the smallest positive value of (priority + eps) ** alpha. Waits for the device."""
@@ -184,7 +192,12 @@ class HostPriorities(Priorities):
             settled = self._given[slots]
             first = int(settled.argmax())
             if self._highest_slot < 0 or settled[first] > self._highest:
-                self._highest, self._highest_slot = settled[first], int(slots[first])
+                self._highest_slot = None  # while there is one without the other
+                self._highest = settled[first]
+                self._highest_slot = int(slots[first])
+
+    def before_write(self) -> Any:
+        return self.__dict__.copy()
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:
         self._allocate()

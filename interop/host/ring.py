@@ -58,6 +58,11 @@ class Ring:
         positions = 0 <= self.size <= rows and 0 <= self.cursor < max(rows, 1)
         return positions and all(0 <= count < _LARGEST for count in self.cells[_WRITTEN : EMPTIED + 1])
 
+    def put_back(self, cells: bytes) -> None:
+        """Have these counters again. What is known of later edits and discontinuities is dropped at the next look."""
+        for place, value in enumerate(np.frombuffer(cells, np.int64).tolist()):
+            self.cells[place] = value
+
     @property
     def counts(self) -> tuple[int, int, int]:
         """`written`, `cursor` and `version`. They differ after any write."""
@@ -133,8 +138,10 @@ class Ring:
 
     def since(self, version: int) -> list[Any] | None:
         """The rows of every edit after this version; None if those of one edit are not known."""
-        rows = [each for number, each in self._edits if number > version]
-        return rows if len(rows) == self.version - version and all(each is not None for each in rows) else None
+        edits = [(number, each) for number, each in self._edits if number > version]
+        known = [number for number, _ in edits] == list(range(version + 1, self.version + 1))  # not if one was undone
+        rows = [each for _, each in edits]
+        return rows if known and all(each is not None for each in rows) else None
 
     def discontinuities(self) -> Iterable[int]:
         """Rows, other than the cursor, that do not continue the row before them. Known for writes of this process."""

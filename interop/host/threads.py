@@ -1,13 +1,22 @@
-"""Threads, signals and forks of one process: a lock that a forked child can use, and signal handlers that wait."""
+"""Threads, signals and forks of one process: locks, changes and hand-offs that no signal handler leaves half done.
+
+A signal handler runs in the main thread, between any two steps, and may raise. So a change is prepared aside and then made
+by steps that can be repeated: `finished` makes them again if they were interrupted. Where steps cannot be repeated,
+`uninterrupted` delays the handlers. Other threads get work by hand-offs that may be done twice or not at all: see `Worked`.
+"""
 
 import _thread
 import contextlib
 import os
 import signal
 import threading
+import time
+import types
 import weakref
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+_T = TypeVar("_T")
 
 _SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
@@ -27,12 +36,40 @@ def renew_in_children(each: Renewed) -> None:
     _renewed.add(each)
 
 
+class HasMutex(Protocol):
+    mutex: Any  # a lock
+
+
+_PATIENCE = 1.0  # seconds that a fork waits for other threads
+_whole: weakref.WeakSet[HasMutex] = weakref.WeakSet()
+_held: list[Any] = []
+
+
+def hold_in_forks(each: HasMutex) -> None:
+    """Hold `each.mutex` during forks while `each` lives, so that children find what it guards whole."""
+    _whole.add(each)
+
+
+def _before_fork() -> None:
+    until = time.monotonic() + _PATIENCE
+    for each in list(_whole):
+        mutex = each.mutex
+        if mutex.acquire(timeout=max(0.0, until - time.monotonic())):
+            _held.append(mutex)
+
+
+def _in_parent() -> None:
+    while _held:
+        _held.pop().release()
+
+
 def _in_child() -> None:
+    _in_parent()
     for each in list(_renewed):
         each.renew()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
@@ -43,6 +80,8 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
 
     __slots__ = ()
 
+    is_mine: Callable[[], bool] = vars(_thread.RLock)["_is_owned"]  # whether this thread holds it
+
     def __init__(self) -> None:
         renew_in_children(self)
 
@@ -51,6 +90,11 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
             self.release()
         else:
             self._at_fork_reinit()  # type: ignore[attr-defined]
+
+    def let_go(self) -> None:
+        """Release it as often as this thread holds it: after an interrupt between the end of a `with` and its release."""
+        while self.is_mine():
+            self.release()
 
     def __reduce__(self) -> Any:
         return Lock, ()
@@ -72,13 +116,54 @@ def uninterrupted() -> Iterator[None]:
         else:
             came.append((number, frame))
 
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
     try:
         for number in handlers:
             signal.signal(number, delay)
         yield
     finally:
+        try:
+            restore()
+        except BaseException:  # of the handler of another signal, which is in its place again
+            over = True
+            restore()
+            raise
         over = True
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         for number, frame in came:
             handlers[number](number, frame)
+
+
+def finished(change: Callable[[], _T]) -> _T:
+    """Make a change whole that may be made twice: where an exception interrupts it, it is made again before that is raised.
+
+    The exception is that of a signal handler; the second time signals wait. An error of the change itself comes again: so
+    everything that can be refused is refused before.
+    """
+    try:
+        return change()
+    except BaseException:
+        with uninterrupted():
+            change()
+        raise
+
+
+def came_from_a_signal(error: BaseException) -> bool:
+    """Whether the handler of a signal has raised this: an interrupt, not an error of what it interrupted."""
+    if not isinstance(error, Exception):
+        return True
+    codes = set[Any]()
+    for each in _SIGNALS:
+        handler: Any = signal.getsignal(each)
+        function = getattr(handler, "__func__", handler)
+        if not isinstance(function, types.FunctionType) and callable(handler):
+            function = getattr(type(handler).__call__, "__func__", type(handler).__call__)
+        codes.add(getattr(function, "__code__", None))
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False

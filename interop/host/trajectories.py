@@ -186,36 +186,41 @@ class _Table:
     """Rows of (lane, first time, last time) in the order of last times: appended behind, dropped from the front."""
 
     def __init__(self) -> None:
-        self._rows = np.empty((64, 3), np.int64)
-        self._head = self._tail = 0
+        # Memory, and where the rows in it start and stop: one object, so that an interrupt leaves all of it or none.
+        self._held = np.empty((64, 3), np.int64), 0, 0
 
     @property
     def rows(self) -> np.ndarray:
         """A view of all rows."""
-        return self._rows[self._head : self._tail]
+        memory, start, stop = self._held
+        return memory[start:stop]
 
     def append(self, rows: np.ndarray | list[tuple[int, int, int]]) -> None:
         """Amortized O(rows)."""
-        stop = self._tail + len(rows)
-        if stop > len(self._rows):
-            live = self.rows
+        self._held = self._behind(rows)
+
+    def _behind(self, rows: np.ndarray | list[tuple[int, int, int]]) -> tuple[np.ndarray, int, int]:
+        """Memory with the rows and others behind them."""
+        memory, start, stop = self._held
+        if stop + len(rows) > len(memory):
+            live = memory[start:stop]
             size = len(live) + len(rows)
-            if 2 * size > len(self._rows):
-                self._rows = np.empty((4 * size, 3), np.int64)
-            self._rows[: len(live)] = live  # NumPy copies overlapping memory as if it were apart
-            self._head, self._tail, stop = 0, len(live), size
-        self._rows[self._tail : stop] = rows
-        self._tail = stop
+            memory = np.empty((4 * size if 2 * size > len(memory) else len(memory), 3), np.int64)
+            memory[: len(live)] = live
+            start, stop = 0, len(live)
+            self._held = memory, start, stop
+        memory[stop : stop + len(rows)] = rows
+        return memory, start, stop + len(rows)
 
     def drop_before(self, time: int) -> None:
         """Drop the rows whose last time is before."""
-        last = self._rows[self._head : self._tail, 2]
+        memory, start, stop = self._held
+        last = memory[start:stop, 2]
         if last.size and last.item(0) < time:  # most often it is one
-            self._head += 1 if last.size == 1 or last.item(1) >= time else int(last.searchsorted(time))
+            start += 1 if last.size == 1 or last.item(1) >= time else int(last.searchsorted(time))
+            self._held = memory, start, stop
 
     def with_open(self, rows: np.ndarray) -> np.ndarray:
         """A view of all rows and of others behind them, which are not kept."""
-        self.append(rows)
-        found = self.rows
-        self._tail -= len(rows)
-        return found
+        memory, start, stop = self._behind(rows)
+        return memory[start:stop]

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
 from interop.data.keys import as_key
+from interop.data.tensordicts import entries_of
 from interop.data.trajectory_keys import Path, TrajectoryKeys
 from interop.host import markers
 from interop.host.markers import PADDING, Markers
@@ -65,7 +66,10 @@ class StepMarks:
         and ValueError for a named one of another kind.
         """
         batch = data.batch_size if batch is None else batch
-        holders: dict[Any, Any] = {key: data.get(key) for key in _firsts(keys) if key in data.keys()}  # noqa: SIM118
+        entries = entries_of(data)
+        if entries is None:
+            entries = {key: data.get(key) for key in _firsts(keys) if key in data.keys()}  # noqa: SIM118
+        holders: dict[Any, Any] = {key: entries[key] for key in _firsts(keys) if key in entries}
         found = dict[Path, Tensor]()
         for path in keys.paths():
             if path[0] in holders or path in keys.named:
@@ -95,9 +99,13 @@ class StepMarks:
         for path in self.keys.ends:
             flag = self.entries[path]
             flag = flag if flag.dtype == torch.bool else flag != 0
-            flag = flag.reshape(self.batch)
-            found = flag if found is None else found | (flag if flag.device == found.device else flag.to(found.device))
-        return found
+            if found is None:
+                found = flag
+            elif flag.shape == found.shape and flag.device == found.device:
+                found = found | flag
+            else:
+                found = found.reshape(self.batch) | flag.reshape(self.batch).to(found.device)
+        return None if found is None else found.reshape(self.batch)
 
     def _column(self, value: Tensor) -> np.ndarray:
         """An entry as [T, lanes]."""
@@ -289,7 +297,11 @@ def _entry(holders: Mapping[Any, Any], path: Path, batch: torch.Size, is_named: 
     """An entry with one real value a step; None for one that is missing or of another kind."""
     value: Any = holders.get(path[0])
     for step in path[1:]:
-        value = value.get(step, None) if is_tensor_collection(value) and not is_non_tensor(value) else None
+        below = entries_of(value)
+        if below is not None:
+            value = below.get(step)
+        else:
+            value = value.get(step, None) if is_tensor_collection(value) and not is_non_tensor(value) else None
     if isinstance(value, Tensor) and not value.is_nested and not value.is_complex() and value.numel() == batch.numel():
         return value
     if not is_named:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fbuf import checks
 from interop.data.keys import as_path, checked_key
-from interop.data.tensordicts import unchecked
+from interop.data.tensordicts import entries_of, of_entries, unchecked
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.postprocs import returns
 from interop.postprocs.batch_trajectories import SideBySide, StepMarks, keys_of
@@ -148,11 +148,14 @@ def rollout(module: nn.Module, data: Any) -> TensorDictBase:
 def mapped(data: TensorDictBase, time: int, count: int, function: Callable[[Path, Any], Any], at: Path = ()) -> Any:
     """A tensordict of the same structure with `count` steps in the time dim: of each entry the result of the function."""
     found: dict[str, Any] = {}
-    for key, value in data.items():
+    entries = entries_of(data)  # of a plain tensordict, in a third of the time
+    for key, value in (data if entries is None else entries).items():
         leaf = isinstance(value, Tensor) or is_non_tensor(value) or not is_tensor_collection(value)
         path = (*at, key)
         found[key] = function(path, value) if leaf else mapped(value, time, count, function, path)
     batch = torch.Size([*data.batch_size[:time], count, *data.batch_size[time + 1 :]])
+    if entries is not None:
+        return of_entries(found, batch, data.device)
     return unchecked(found, batch, data.device, data.names if any(data.names) else None)
 
 

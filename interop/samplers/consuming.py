@@ -53,6 +53,30 @@ class ConsumingSampler(Sampler):
         self._known = self._live = 0
         self._kept: KeptUses | None = None
         self.ran_out = False
+        # What changed in place since `before_draw` or `before_write`: an array, places, and what was there.
+        self._log: list[tuple[np.ndarray, Any, np.ndarray]] = []
+
+    def before_draw(self) -> Any:
+        return self.before_write()
+
+    def before_write(self) -> Any:
+        self._log = []
+        return self.__dict__.copy()
+
+    def put_back(self, before: Any) -> None:
+        drawn = [at for array, at, _ in self._log if array is self._drawn and isinstance(at, np.ndarray)]
+        for array, at, entries in reversed(self._log):
+            array[at] = entries
+        super().put_back(before)
+        self._log = []
+        if self._kept is not None and drawn:
+            slots = np.unique(np.concatenate(drawn))
+            self._kept.give(self, slots, self._drawn[slots])
+
+    def _set(self, array: np.ndarray, at: np.ndarray | slice, entries: Any) -> None:
+        """Set entries of an array; `put_back` sets those from before."""
+        self._log.append((array, at, array[at].copy()))
+        array[at] = entries
 
     @property
     def max_sample_count(self) -> int:
@@ -72,7 +96,7 @@ class ConsumingSampler(Sampler):
         count = min(whole("batch_size", batch_size, least=0), self._live)
         slots = self._order[randomness.generator_of(key).choice(self._live, count, replace=False)]
         with uninterrupted():  # memory and file agree after a signal
-            self._drawn[slots] += 1
+            self._set(self._drawn, slots, self._drawn[slots] + 1)
             self._consume(slots[self._drawn[slots] >= self._most])
             self.ran_out = self._live == 0
             if self._kept is not None:
@@ -102,7 +126,7 @@ class ConsumingSampler(Sampler):
         slots = np.unique(slots[slots >= 0]).astype(np.int64)
         if self._kept is not None and self._drawn[slots].any():
             self._kept.give(self, slots, np.zeros(slots.size, np.int64))
-        self._drawn[slots] = 0
+        self._set(self._drawn, slots, 0)
         again = slots[self._place[slots] >= self._live]
         self._move(again, self._live)
         self._live += again.size
@@ -146,8 +170,8 @@ class ConsumingSampler(Sampler):
                     for each in (self._order, self._place, self._drawn)
                 )
             new = np.arange(self._known, length)
-            self._order[new] = self._place[new] = new
-            self._drawn[new] = 0
+            for array, entries in ((self._order, new), (self._place, new), (self._drawn, 0)):
+                self._set(array, new, entries)
             self._known = length
             self._move(new, self._live)
             self._live += new.size
@@ -155,18 +179,20 @@ class ConsumingSampler(Sampler):
             order = self._order[: self._known]
             kept = order < length
             self._live = int(kept[: self._live].sum())
-            self._order[:length] = order[kept]
-            self._place[self._order[:length]] = np.arange(length)
+            self._set(self._order, slice(0, length), order[kept])
+            self._set(self._place, self._order[:length].copy(), np.arange(length))
             self._known = length
 
     def _move(self, slots: np.ndarray, start: int) -> None:
         """Move different slots to the places from `start` on; the slots there take their places."""
         stop = start + slots.size
         there, places = self._order[start:stop].copy(), self._place[slots]
-        self._order[start:stop], self._place[slots] = slots, np.arange(start, stop)
+        self._set(self._order, slice(start, stop), slots)
+        self._set(self._place, slots, np.arange(start, stop))
         displaced = there[self._order[self._place[there]] != there]
         left = places[(places < start) | (places >= stop)]
-        self._order[left], self._place[displaced] = displaced, left
+        self._set(self._order, left, displaced)
+        self._set(self._place, displaced, left)
 
     # ------------------------------------------------------------------ checkpoints
 

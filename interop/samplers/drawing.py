@@ -48,6 +48,9 @@ class DrawingSampler(Sampler):
     def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
         return None if names_slots(self) else super().reserve(storage, batch_size, key)
 
+    def before_draw(self) -> Any:
+        return None if names_slots(self) else super().before_draw()
+
     @property
     def reads_to_reserve(self) -> bool:
         return not names_slots(self)

@@ -60,6 +60,15 @@ class SamplerEnsemble(Sampler):
             raise RuntimeError("p and sample_from_all exclude each other: all members are sampled from")
         self._p = None if value is None else _normalised(value, len(self))
 
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        members = (each for member in self.members for each in member.draw_settings)
+        return *super().draw_settings, self._parts, self._p, self.sample_from_all, *members
+
+    def let_go(self) -> None:
+        for member in self.members:
+            member.let_go()
+
     # ------------------------------------------------------------------ draws
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[TensorDictBase, TensorDictBase]:

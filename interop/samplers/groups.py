@@ -1,7 +1,8 @@
 """Which stored rows make whole groups, and how often each group was used."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -43,14 +44,70 @@ class Groups:
         self._begun = 0
         self._top = 0  # above all slots of rows
         self._changed: set[Group] | None = None  # since the last `changes`; None if nobody asks
+        self._log: list[Callable[[], None]] = []  # each undoes a change since `begin`, the last first
+
+    # ------------------------------------------------------------------ undo
+
+    def begin(self) -> None:
+        """Forget how to undo what was done."""
+        self._log = []
+
+    @property
+    def undoable(self) -> int:
+        """How many changes can be undone."""
+        return len(self._log)
+
+    def undo(self, changes: int = 0) -> None:
+        """Undo all changes but the first ones since `begin`, also one that was interrupted. It may be called again."""
+        log = self._log
+        while len(log) > changes:
+            log[-1]()
+            log.pop()
+
+    def _keep(self, *groups: Group) -> None:
+        """Be able to undo changes of the counters, and of these groups."""
+        self._log.append(partial(self._put_counters, self._begun, self._top, dict(self._open)))
+        self._log += [partial(self._put_group, group, [*group.slots], group.uses, group.place) for group in groups]
+
+    def _put_group(self, group: Group, slots: list[int], uses: int, place: int) -> None:
+        group.slots[:], group.uses, group.place = slots, uses, place
+        self._note(group)
+
+    def _put_counters(self, begun: int, top: int, opened: "dict[Id, Group]") -> None:
+        self._begun, self._top, self._open = begun, top, opened
+
+    def _keep_slot(self, slot: int) -> None:
+        self._log.append(partial(self._put_slot, slot, self._of.get(slot)))
+
+    def _put_slot(self, slot: int, group: Group | None) -> None:
+        if group is None:
+            self._of.pop(slot, None)
+        else:
+            self._of[slot] = group
+
+    def _keep_ready(self, *places: int) -> None:
+        """Be able to undo changes of the list of ready groups at its end and at these places."""
+        held = {place: self.ready[place] for place in (*places, len(self.ready) - 1) if place >= 0}
+        self._log.append(partial(self._put_ready, len(self.ready), held))
+
+    def _put_ready(self, length: int, held: dict[int, Group]) -> None:
+        ready = self.ready
+        ready += [held[place] for place in range(len(ready), length)]
+        del ready[length:]
+        for place, group in held.items():
+            ready[place] = group
+
+    # ------------------------------------------------------------------ changes
 
     def write(self, slots: Sequence[int], ids: Sequence[Id]) -> None:
         """Enter rows with these ids, written to different slots in this order."""
         for slot, id_ in zip(slots, ids, strict=True):
             self.remove(slot)
-            group = self._open.get(id_)
-            if group is None:
-                group = self._open[id_] = Group(self._begun, id_, [])
+            group = self._open.get(id_) or Group(self._begun, id_, [])
+            self._keep(group)
+            self._keep_slot(slot)
+            if not group.slots:
+                self._open[id_] = group
                 self._begun += 1
             group.slots.append(slot)
             self._of[slot] = group
@@ -58,13 +115,17 @@ class Groups:
             self._top = max(self._top, slot + 1)
             if len(group.slots) == self.size:
                 del self._open[id_]
+                self._keep_ready()
                 group.place = len(self.ready)
                 self.ready.append(group)
 
     def remove(self, slot: int) -> None:
         """Remove the row in a slot, which was overwritten or deleted."""
-        group = self._of.pop(slot, None)
+        group = self._of.get(slot)
         if group is not None:
+            self._keep(group)
+            self._keep_slot(slot)
+            del self._of[slot]
             group.slots.remove(slot)
             self._note(group)
             self._retire(group)
@@ -76,11 +137,13 @@ class Groups:
         if length < self._top:
             for slot in [slot for slot in self._of if slot >= length]:
                 self.remove(slot)
+            self._keep()
             self._top = length
 
     def use(self, groups: Iterable[Group]) -> None:
         """Count a use of each of these groups, which are ready."""
         for group in groups:
+            self._keep(group)
             group.uses += 1
             self._note(group)
             if self.most is not None and group.uses >= self.most:
@@ -94,7 +157,10 @@ class Groups:
     def _retire(self, group: Group) -> None:
         """Take a group off the ready ones; the last of these takes its place."""
         if group.place >= 0:
-            last = self.ready.pop()
+            last = self.ready[-1]
+            self._keep_ready(group.place)
+            self._keep(group, last)
+            self.ready.pop()
             if last is not group:
                 last.place, self.ready[group.place] = group.place, last
             group.place = -1
@@ -144,6 +210,9 @@ class Groups:
         new._begun = max(found, default=-1) + 1
         new._top = max(new._of, default=-1) + 1
         return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_log": []}
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from interop.data import bridge
 from interop.data.arguments import not_negative, whole
 from interop.host.device_priorities import DevicePriorities
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
-from interop.host.threads import Lock, uninterrupted
+from interop.host.threads import Lock, finished, uninterrupted
 from interop.samplers import priority_states
 from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import Share
@@ -127,9 +128,12 @@ class PrioritizedSampler(DrawingSampler):
     def alpha(self, value: float) -> None:
         value = _alpha(value)
         with self._lock:
-            if value != self._alpha:
-                self._held.reweight(value)
-            self._alpha = value
+            finished(partial(self._reweigh, value))
+
+    def _reweigh(self, alpha: float) -> None:
+        if alpha != self._alpha:
+            self._held.reweight(alpha)
+        self._alpha = alpha
 
     @property
     def beta(self) -> float:
@@ -139,6 +143,10 @@ class PrioritizedSampler(DrawingSampler):
     @beta.setter
     def beta(self, value: float) -> None:
         self._beta = not_negative("beta", value)
+
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        return *super().draw_settings, self._alpha, self._beta
 
     @property
     def eps(self) -> float:
@@ -267,6 +275,19 @@ class PrioritizedSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ priorities
 
+    def let_go(self) -> None:
+        super().let_go()
+        self._lock.let_go()
+
+    def before_write(self) -> Any:
+        return self.__dict__.copy(), self._held.before_write()
+
+    def put_back(self, before: Any) -> None:
+        own, held = before
+        with self._lock:
+            self.__dict__.update(own)
+            self._held.put_back(held)
+
     def reloaded(self, storage: Storage) -> None:
         self._keep(storage)
 
@@ -363,11 +384,16 @@ class PrioritizedSampler(DrawingSampler):
 
     def _set(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
         """Set priorities, also in the file. `top` is the highest of them."""
-        if self._kept is None:
-            self._held.update(slots, values, top)
-            return
-        with uninterrupted():  # memory and file agree after a signal
-            self._held.update(slots, values, top)
+        try:
+            self._change(slots, values, top)
+        except BaseException:  # of a signal: memory and file are to agree
+            with uninterrupted():
+                self._change(slots, values, top)
+            raise
+
+    def _change(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
+        self._held.update(slots, values, top)
+        if self._kept is not None:
             self._kept.give(self, slots, values, *self._held.highest())
 
     def checked(self, priority: Any) -> np.ndarray:

@@ -100,6 +100,10 @@ class PromptGroupSampler(DrawingSampler):
         """Groups that can be drawn, of any staleness, as of the last write or draw."""
         return len(self._groups.ready)
 
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        return *super().draw_settings, *(() if self._staleness is None else self._staleness.draw_settings)
+
     def sampleable(self, storage: Storage) -> int:
         self._try_sync(storage)
         return self.num_ready * self._size
@@ -204,10 +208,29 @@ class PromptGroupSampler(DrawingSampler):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
             self._sync(storage)
 
+    def before_draw(self) -> Any:
+        return self.before_write()
+
+    def before_write(self) -> Any:
+        self._groups.begin()
+        return self.__dict__.copy()
+
+    def put_back(self, before: Any) -> None:
+        super().put_back(before)
+        self._groups.undo()
+
     def _sync(self, storage: Storage) -> None:
         """Read the ids of rows that were written or edited; the next call does where this one raises."""
         if self._words is not None:
             self._recall(storage, self._words)
+        groups, known = self._groups, self._groups.undoable
+        try:
+            self._read_ids(storage)
+        except BaseException:
+            groups.undo(known)
+            raise
+
+    def _read_ids(self, storage: Storage) -> None:
         edits, places = storage.edits_since(self._edits)
         if edits != self._edits:
             self._groups.truncate(len(storage))

@@ -30,15 +30,19 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     lists, and `load_state_dict`. Checkpoints save this state. See docs/extending.md.
     """
 
+    _changes = 0  # calls of `parameters_changed`
     KEPT = False  # whether a storage in files keeps the priorities
     keeps_uses = False  # whether it keeps what was consumed
     follows_writes = False  # whether the class defines `mark_update`
     takes_priorities = False  # whether it defines `update_priority`
+    sees_writes = False  # whether it defines one of these, `add` or `extend`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.follows_writes = cls.mark_update is not Sampler.mark_update
         cls.takes_priorities = cls.update_priority is not Sampler.update_priority
+        own = (cls.add is not Sampler.add, cls.extend is not Sampler.extend)
+        cls.sees_writes = cls.follows_writes or cls.takes_priorities or any(own)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
@@ -81,6 +85,38 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         None for samplers whose draws depend on the key and the stored items only.
         """
         return Reservation.own(*draw_by(self, storage, batch_size, key))
+
+    @property
+    def draws_on(self) -> bool:
+        """Whether a draw that raises an error counts, as far as it came: in classes of users."""
+        return defined_outside(self, "draw") or defined_outside(self, "sample")
+
+    def before_draw(self) -> Any:
+        """What `put_back` needs to undo the next draw, for what `undo_draw` does not undo; None for nothing."""
+        return self.__dict__.copy()
+
+    def put_back(self, before: Any) -> None:
+        """Be again as at `before_draw`, or `before_write`. Of a user's class the attributes, not what changes in them."""
+        self.__dict__.update(before)
+
+    def undo_draw(self, key: np.ndarray) -> None:
+        """Undo the `reserve` with this key, if it was interrupted before its result was known."""
+
+    def let_go(self) -> None:
+        """Release the locks of the sampler that this thread holds: after an interrupt."""
+
+    def before_write(self) -> Any:
+        """What `put_back` needs to undo what a write does to the sampler."""
+        return self.__dict__.copy()
+
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        """The parameters that a user may set and on which draws depend. Batches drawn ahead with others are drawn again."""
+        return (self._changes,)
+
+    def parameters_changed(self) -> None:
+        """Draw batches again that were drawn ahead. Call it where `draw_settings` has not what was set."""
+        self._changes += 1
 
     @property
     def reads_to_reserve(self) -> bool:

@@ -79,7 +79,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         index = super().trajectories(storage)
         if self._source.version != self._version:
             if self._version is not None:
-                self._epoch.restart()  # reserved slices are stale: their rows may hold other items now
+                self._epoch.begin_anew()  # reserved slices are stale: their rows may hold other items now
             self._version, self._order = self._source.version, None
         return index
 

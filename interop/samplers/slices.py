@@ -119,6 +119,11 @@ class SliceSampler(DrawingSampler):
         self._info = SliceInfo(self.truncated_key)
         self._last: Slices | None = None
 
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        sizes = self.num_slices, self.slice_len, self.strict_length, self.pad_output, self.span
+        return *super().draw_settings, *sizes
+
     def _empty(self) -> None:
         super()._empty()
         self._forget()

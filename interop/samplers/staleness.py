@@ -75,6 +75,11 @@ class StalenessAwareSampler(DrawingSampler):
         """The policy was updated."""
         self.consumer_version += 1
 
+    @property
+    def draw_settings(self) -> tuple[Any, ...]:
+        own = self._consumer_version, self._max_staleness, self.staleness_weight_fn, self.version_key
+        return *super().draw_settings, *own
+
     # ------------------------------------------------------------------ draws
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Tensor, dict[Any, Any]]:

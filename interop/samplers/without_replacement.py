@@ -48,9 +48,22 @@ class SamplerWithoutReplacement(DrawingSampler):
     def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
         if self.planned is not None or not names_slots(self):
             return super().reserve(storage, batch_size, key)
-        with self._epoch.lock:
+        epoch = self._epoch
+
+        def take() -> Reservation:
             slots, info = self._draw(storage, batch_size, key)
-            return Reservation(slots, info, (self._epoch, self._epoch.reserve()))
+            return Reservation(slots, info, (epoch, epoch.reserve(key)))
+
+        with epoch.lock:
+            self.catch_up(storage)  # before: an epoch that it begins stays begun
+            return epoch.whole(take)
+
+    def let_go(self) -> None:
+        super().let_go()
+        self._epoch.lock.let_go()
+
+    def undo_draw(self, key: np.ndarray) -> None:
+        self._epoch.release_of(key)
 
     @property
     def has_more(self) -> bool:

@@ -31,6 +31,9 @@ class Locked(Protocol):
     def is_shared(self) -> bool:
         """Whether forked children see what is written into the memory of the rows."""
 
+    def shares_in_forks(self) -> bool:
+        """Whether forked children share it without being asked: `is_shared`, or it will be once sharing has started."""
+
     def start_sharing(self) -> None:
         """Move rows and counters to where other processes see them, and take the lock among processes from now on."""
 
@@ -51,6 +54,9 @@ class HasStorage(Protocol):
     @property
     def storage(self) -> HasLock: ...
 
+    def let_go(self) -> None:
+        """Release all other locks of the buffer that this thread holds: after an interrupt."""
+
 
 def locked(buffer: HasStorage) -> "Held":
     """Hold the lock of the storage of a buffer. Reentrant."""
@@ -60,10 +66,25 @@ def locked(buffer: HasStorage) -> "Held":
 def _storage_held(buffer: HasStorage) -> Iterator[None]:
     while True:
         lock = buffer.storage.lock
-        with lock.threads:
-            if lock is buffer.storage.lock:  # the storage may have been exchanged while this thread waited
-                yield from lock.steps()
+        threads, done = lock.threads, False
+        if threads.is_mine():
+            yield from lock.nested_steps()
+            return
+        try:
+            with threads:
+                if lock is buffer.storage.lock:  # the storage may have been exchanged while this thread waited
+                    if lock.hooked:
+                        yield from lock.hooked_steps()
+                    else:
+                        yield
+                    done = True
+            if done:
                 return
+        except BaseException:
+            if done and threads.is_mine():  # an interrupt has come between the end of the `with` and the release
+                threads.release()
+            buffer.let_go()
+            raise
 
 
 @contextlib.contextmanager
@@ -92,7 +113,11 @@ class Held:
         self._steps: Any = steps
 
     def __enter__(self) -> None:
-        next(self._steps)
+        try:
+            next(self._steps)
+        except BaseException:
+            self._steps.close()  # now: the exception may live long, and refers to this
+            raise
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
@@ -136,17 +161,45 @@ class StorageLock:
 
     def steps(self) -> Iterator[None]:
         """A generator that holds the lock at its only yield."""
-        with self.threads:
-            if self.hooked and not self._begun:
-                try:
-                    self._begun = True
-                    self._begin()
+        threads, done = self.threads, False
+        if threads.is_mine():
+            yield from self.nested_steps()
+            return
+        try:
+            with threads:
+                if self.hooked:
+                    yield from self.hooked_steps()
+                else:
                     yield
-                finally:
-                    self._begun = False
-                    self._end()
-            else:
+                done = True
+        except BaseException:
+            if done and threads.is_mine():  # as in `_storage_held`
+                threads.release()
+            raise
+
+    def nested_steps(self) -> Iterator[None]:
+        """The steps of a thread that holds the lock already, perhaps since before the storage was shared."""
+        if self.hooked and not self._begun:
+            yield from self.hooked_steps()
+        else:
+            yield
+
+    def hooked_steps(self) -> Iterator[None]:
+        """The part of `steps` that tells the storage, with the lock among threads held."""
+        if self._begun:
+            yield
+            return
+        try:
+            try:
+                self._begun = True
+                self._begin()
                 yield
+            finally:
+                self._end()
+        except BaseException:
+            if self._begun:  # an interrupt has come before, or in, `_end`
+                self._end()
+            raise
 
     def _begin(self) -> None:
         if self._unusable:
@@ -166,6 +219,7 @@ class StorageLock:
         finally:
             if self.processes is not None:
                 self.processes.release()
+        self._begun = False
 
     # ------------------------------------------------------------------ processes
 
@@ -194,7 +248,7 @@ class StorageLock:
     def prepare_fork(self) -> None:
         """Have a child that is about to be forked share the storage, where it will see its memory."""
         storage = self._storage()
-        if storage is not None and storage.is_shared() and not storage.compilable:
+        if storage is not None and storage.shares_in_forks() and not storage.compilable:
             if self.processes is None:
                 storage.start_sharing()
             self.given = True

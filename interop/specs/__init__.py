@@ -3,7 +3,7 @@
 import torch
 
 from interop.specs import deprecated
-from interop.specs.beside_torchrl import to_torchrl
+from interop.specs.beside_torchrl import from_torchrl, to_torchrl
 from interop.specs.bounded import (
     Bounded,
     BoundedContinuous,
@@ -63,6 +63,7 @@ __all__ = [
     "consolidate_spec",
     "contains_lazy_spec",
     "from_gymnasium",
+    "from_torchrl",
     "make_composite_from_td",
     "to_torchrl",
     "to_gymnasium",

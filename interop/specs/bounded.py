@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Size, Tensor
 
-from interop.specs import shapes
+from interop.specs import shapes, torchrl_classes
 from interop.specs.boxes import ContinuousBox, limits
 from interop.specs.spec import TensorSpec
 
@@ -76,7 +76,8 @@ class Bounded(_Interval):
 
     @property
     def space(self) -> ContinuousBox:
-        return ContinuousBox(self.low, self.high)
+        """The interval. Assigning to its bounds changes the spec: torchrl's transforms do that to clones."""
+        return _Bounds(self)
 
     def _draw(self, lead: Size) -> Tensor:
         low, high = self.low, self.high
@@ -114,6 +115,9 @@ class Bounded(_Interval):
     def cardinality(self) -> float:
         return float("inf")
 
+    def _register_batch_size(self, batch_size: Size) -> None:
+        """Do nothing. Torchrl's Composite calls it to store equal bounds once; expanded bounds are views already."""
+
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """One spec per index of a dim. ValueError for dim -1, as for specs with a structural last dim."""
         if dim == -1:
@@ -126,7 +130,41 @@ class Bounded(_Interval):
         return made.of_domain(self.domain if same_kind else None)
 
     def __eq__(self, other: object) -> bool:
+        other = torchrl_classes.comparable(other)
         return other == self if isinstance(other, Unbounded) else super().__eq__(other)
+
+
+class _Bounds(ContinuousBox):
+    """The interval of a `Bounded`; assigning a bound changes the spec."""
+
+    def __init__(self, spec: Bounded) -> None:
+        self._spec = spec
+
+    @property
+    def low(self) -> Tensor:
+        return self._spec.low
+
+    @low.setter
+    def low(self, value: Tensor) -> None:
+        self._spec.low = value
+
+    @property
+    def high(self) -> Tensor:
+        return self._spec.high
+
+    @high.setter
+    def high(self, value: Tensor) -> None:
+        self._spec.high = value
+
+    @property
+    def device(self) -> torch.device:
+        return self.low.device
+
+    def _name(self) -> str:
+        return "ContinuousBox"
+
+    def __reduce__(self) -> Any:
+        return ContinuousBox, (self.low, self.high)
 
 
 class BoundedContinuous(Bounded):
@@ -185,6 +223,7 @@ class Unbounded(_Interval):
         return bool(self.shape == other.shape and self.dtype == other.dtype and self.device == other.device)
 
     def __eq__(self, other: object) -> bool:
+        other = torchrl_classes.comparable(other)
         if isinstance(other, Bounded):
             return self._is_like(other) and other.space.is_unbounded
         return isinstance(other, Unbounded) and self._is_like(other)

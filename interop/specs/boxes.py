@@ -1,17 +1,33 @@
 """Boxes: the value ranges returned by `spec.space`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from interop.specs import torchrl_classes
 from interop.specs.spec import block
 
 
+class Box:
+    """Base class of the boxes. `isinstance` of torchrl's box of the same name is True if torchrl is imported."""
+
+    # Torchrl's boxes are no abstract classes, which could be given virtual subclasses.
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return torchrl_classes.box_class(self._name()) or type(self)
+
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
+
+
 @dataclass(eq=False, repr=False)
-class ContinuousBox:
+class ContinuousBox(Box):
     """A closed interval; `low` and `high` are tensors with the shape of the spec."""
 
     low: Tensor
@@ -27,14 +43,14 @@ class ContinuousBox:
         yield self.low
         yield self.high
 
-    def to(self, dest: Any) -> Self:
-        return type(self)(self.low.to(dest), self.high.to(dest))
+    def to(self, dest: Any) -> "ContinuousBox":
+        return ContinuousBox(self.low.to(dest), self.high.to(dest))
 
-    def clone(self) -> Self:
-        return type(self)(self.low.clone(), self.high.clone())
+    def clone(self) -> "ContinuousBox":
+        return ContinuousBox(self.low.clone(), self.high.clone())
 
-    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        return tuple(type(self)(*pair) for pair in zip(self.low.unbind(dim), self.high.unbind(dim), strict=True))
+    def unbind(self, dim: int = 0) -> "tuple[ContinuousBox, ...]":
+        return tuple(ContinuousBox(*pair) for pair in zip(self.low.unbind(dim), self.high.unbind(dim), strict=True))
 
     @property
     def is_unbounded(self) -> bool:
@@ -45,7 +61,11 @@ class ContinuousBox:
     def __eq__(self, other: object) -> bool:
         if other is None:
             return self.is_unbounded
-        if type(other) is not type(self) or self.low.shape != other.low.shape or self.low.device != other.low.device:
+        if (
+            not isinstance(other, ContinuousBox)
+            or self.low.shape != other.low.shape
+            or self.low.device != other.low.device
+        ):
             return False
         return all(one.dtype == two.dtype and torch.allclose(one, two) for one, two in zip(self, other, strict=True))
 
@@ -64,7 +84,7 @@ def limits(dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 @dataclass
-class CategoricalBox:
+class CategoricalBox(Box):
     """The integers from 0 to n - 1."""
 
     n: int
@@ -75,14 +95,14 @@ class DiscreteBox(CategoricalBox):
 
 
 @dataclass
-class BinaryBox:
+class BinaryBox(Box):
     """Vectors of n bits."""
 
     n: int
 
 
 @dataclass
-class BoxList:
+class BoxList(Box):
     """One box per group of a value."""
 
     boxes: list[Any]

@@ -7,7 +7,7 @@ import torch
 from torch import Size, Tensor
 
 from interop.data.arguments import whole
-from interop.specs import shapes
+from interop.specs import shapes, torchrl_classes
 from interop.specs.boxes import CategoricalBox, limits
 from interop.specs.masks import Choices, any_allowed
 from interop.specs.spec import TensorSpec, refused
@@ -121,6 +121,7 @@ class Categorical(Choices):
     to_categorical, to_categorical_spec = Choices.unchanged, Choices.itself
 
     def __eq__(self, other: object) -> bool:
+        other = torchrl_classes.comparable(other)
         pair = {type(self), type(other)}
         if pair == {Categorical, Binary} and isinstance(other, Categorical):  # a bit is a choice of two
             return self._allowed is None and other.mask is None and self._is_like(other)

@@ -4,14 +4,15 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict.base import _NESTED_TENSORS_AS_LISTS
 from torch import Size
 
 from interop.data.tensordicts import of_entries, unchecked
-from interop.specs import shapes
+from interop.specs import shapes, torchrl_classes
 from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec, all_or_nothing, as_device, block
 from interop.specs.views import View, path_of
@@ -54,21 +55,26 @@ class Composite(TensorSpec):
             raise TypeError("shape and batch_size are the same: give only one of them")
         if len(args) > 1:
             raise RuntimeError(f"Got multiple arguments, when at most one is expected for {type(self).__name__}")
-        if args and not isinstance(args[0], Mapping | Composite):
+        given = [torchrl_classes.converted(each) for each in args]
+        if given and not isinstance(given[0], Mapping | Composite):
             raise RuntimeError(f"Expected a dictionary of specs, but got an argument of type {type(args[0]).__name__}")
         self._specs: dict[str, Entry] = {}
-        given = batch_size if shape is None else shape
-        self._shape = shapes.as_shape(() if given is None else given)
-        self._device = None if device is None else as_device(device)
-        self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
-        self._is_locked = False
-        self.locked_by: list[weakref.ref[Composite]] = []  # parents that were locked together with it
-        self._names: list[str | None] = [None] * len(self._shape)
-        for each in (*args, specs):
+        size = batch_size if shape is None else shape
+        self._start(shapes.as_shape(() if size is None else size), device, data_cls, step_mdp_static)
+        for each in (*given, specs):
             for key, entry in each.items():
                 self.set(key, entry)
         if names is not None:
             self.names = names
+
+    def _start(self, shape: Size, device: Any, data_cls: Any = None, step_mdp_static: bool = False) -> None:
+        """Set all attributes but the entries."""
+        self._shape = shape
+        self._device = None if device is None else as_device(device)
+        self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
+        self._is_locked = False
+        self.locked_by: list[weakref.ref[Any]] = []  # parents that were locked together with it, also of torchrl
+        self._names: list[str | None] = [None] * len(self._shape)
 
     def _each(
         self, shape: Size, change: Callable[[Any], TensorSpec], names: Sequence[str | None] | None = None, **fields: Any
@@ -131,7 +137,7 @@ class Composite(TensorSpec):
         if len(new) != self.ndim:
             raise ValueError(f"needed is a name, or None, for each of {self.ndim} dims, got {value}")
         self._names = new
-        for entry in self._specs.values():
+        for entry in self.values():
             if isinstance(entry, Composite):
                 entry.names = [*new, *entry.names[self.ndim :]]
 
@@ -205,6 +211,7 @@ class Composite(TensorSpec):
             value = Composite(value, shape=self.shape, device=self.device)
         if value is None:
             return None
+        value = torchrl_classes.converted(value)
         if not isinstance(value, TensorSpec):
             raise TypeError(f"{name!r} must be a TensorSpec, a dict of them, or None, got {type(value).__name__}")
         ndim = self.ndim
@@ -264,8 +271,8 @@ class Composite(TensorSpec):
     def update(self, dict_or_spec: Any) -> Self:
         """Set all entries or, after an error, none. Composites are merged with Composites."""
         with all_or_nothing(self):
-            for key, value in dict_or_spec.items():
-                old = self.get(key, None)
+            for key, given in dict_or_spec.items():
+                old, value = self.get(key, None), torchrl_classes.converted(given)
                 if isinstance(old, Composite) and isinstance(value, Composite | Mapping):
                     old.update(value)
                 else:
@@ -298,15 +305,26 @@ class Composite(TensorSpec):
         step_mdp_static_only: bool = False,
     ) -> Iterator[tuple[tuple[str, ...], Entry]]:  # fmt: skip
         """Pairs of path and entry; arguments as for `keys`."""
-        for name, entry in list(self._roots()):
-            is_node = isinstance(entry, Composite) and not (is_leaf is not None and is_leaf(type(entry)))
-            is_static = self.step_mdp_static or (isinstance(entry, Composite) and entry.step_mdp_static)
+        if step_mdp_static_only and self.step_mdp_static:
+            return
+        as_lists = is_leaf is _NESTED_TENSORS_AS_LISTS
+        for path, entry in self._listed() if as_lists else [((name,), entry) for name, entry in self._roots()]:
+            is_node = isinstance(entry, Composite) and (as_lists or is_leaf is None or not is_leaf(type(entry)))
+            is_whole = step_mdp_static_only and isinstance(entry, Composite) and entry.step_mdp_static
             if is_node and include_nested:
                 assert isinstance(entry, Composite)
-                inner = entry.walk(True, leaves_only, is_leaf, step_mdp_static_only and not is_static)
-                yield from (((name, *path), each) for path, each in inner)
-            if (is_static or not step_mdp_static_only) and not (leaves_only and is_node):
-                yield (name,), entry
+                inner = entry.walk(True, leaves_only, is_leaf, step_mdp_static_only)
+                yield from (((*path, *rest), each) for rest, each in inner)
+            if is_whole or not (leaves_only and is_node):
+                yield path, entry
+
+    def _listed(self) -> "list[tuple[tuple[str, ...], Entry]]":
+        """The paths and entries; the members of a lazy stack are entries named by their numbers."""
+        found: list[tuple[tuple[str, ...], Entry]] = []
+        for name, entry in self._roots():
+            members = [((), None)] if entry is None else entry.unstacked()
+            found += [((name, *path), each) for path, each in members]
+        return found
 
     def keys(
         self, include_nested: bool = False, leaves_only: bool = False, *, is_leaf: IsLeaf = None,
@@ -317,8 +335,10 @@ class Composite(TensorSpec):
         Args:
             include_nested: include the keys of nested Composites, as tuples.
             leaves_only: exclude Composites.
-            is_leaf: class of an entry -> whether it is a leaf; by default all classes but Composite.
-            step_mdp_static_only: only Composites with `step_mdp_static`, and their entries.
+            is_leaf: class of an entry -> whether it is a leaf; by default all classes but Composite. Tensordict's
+                constant for lists makes each member of a lazy stack an entry, with its number as a name.
+            step_mdp_static_only: Composites with `step_mdp_static` count as leaves, as a step of an environment keeps them
+                whole: they are included, their entries are not. One with `step_mdp_static` has no keys itself.
         """
         walk = partial(self.walk, include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(walk, lambda key, entry: key)
@@ -361,13 +381,31 @@ class Composite(TensorSpec):
 
     def unlock_(self, recurse: bool | None = None) -> Self:
         """Unlock the entries. RuntimeError for a nested Composite that was locked by its parent."""
-        if any((holder := each()) is not None and holder.is_locked for each in self.locked_by):
-            raise RuntimeError("Cannot unlock a Composite that is part of a locked graph: unlock its outermost one")
         with all_or_nothing(self):
-            self._is_locked, self.locked_by = False, []
+            self._check_unlock()
+            self._is_locked = False
             for entry in self._lockable() if recurse is not False else ():
                 entry.unlock_()
         return self
+
+    def _propagate_lock(
+        self, *, recurse: bool, lock_parents_weakrefs: Sequence[weakref.ref[Any]] | None = None, is_compiling: bool
+    ) -> None:
+        """Lock the entries. Torchrl's Composite calls it for its entries, with the parents that are locked."""
+        self.locked_by.extend(lock_parents_weakrefs or ())
+        self.lock_(recurse)
+
+    def _propagate_unlock(self, recurse: bool) -> "list[Composite]":
+        """Unlock the entries and return them. Torchrl's Composite calls `_check_unlock` of all of them afterwards."""
+        self._is_locked = False
+        inner = list(self._lockable()) if recurse else []
+        return [found for entry in inner for found in (*Composite._propagate_unlock(entry, recurse), entry)]
+
+    def _check_unlock(self) -> None:
+        """RuntimeError if a parent that locked the Composite is locked still; otherwise the parents are forgotten."""
+        if any((holder := each()) is not None and holder.is_locked for each in self.locked_by):
+            raise RuntimeError("Cannot unlock a Composite that is part of a locked graph: unlock its outermost one")
+        self.locked_by = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "locked_by": []}
@@ -406,11 +444,11 @@ class Composite(TensorSpec):
     def _has(self, val: Any) -> bool:
         if self.data_cls not in (None, type(val)) or not (isinstance(val, Mapping) or is_tensor_collection(val)):
             return False
-        return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if entry is not None)
+        return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if _demands(entry))
 
     def project(self, val: Any) -> Any:
         """Project each entry that violates its spec, in place. Returns the same tensordict."""
-        found = [(name, entry, _value_of(val, name)) for name, entry in self._roots() if entry is not None]
+        found = [(name, entry, _value_of(val, name)) for name, entry in self._roots() if _demands(entry)]
         for name, old, new in [(name, old, entry.project(old)) for name, entry, old in found]:  # all, then set
             if new is not old:
                 val.set(name, new)
@@ -420,7 +458,7 @@ class Composite(TensorSpec):
         """TypeError for an entry of a wrong dtype. `selected_keys` are root keys, by default all."""
         wanted = [selected_keys] if isinstance(selected_keys, str) else selected_keys
         for name, entry in self._roots():
-            if entry is not None and (wanted is None or name in wanted):
+            if _demands(entry) and (wanted is None or name in wanted):
                 inner = _value_of(value, name)
                 entry.type_check(inner) if isinstance(entry, Composite) else entry.type_check(inner, name)
 
@@ -533,6 +571,11 @@ class Composite(TensorSpec):
         if not entries:
             return f"{type(self).__name__}({', '.join(rest)})"
         return block(type(self).__name__, [*entries, *rest])
+
+
+def _demands(entry: Entry) -> TypeGuard[TensorSpec]:
+    """Whether a value must be there: not for an entry of unknown kind, nor for an empty Composite."""
+    return entry is not None and not (isinstance(entry, Composite) and entry.is_empty())
 
 
 def _is_path(index: tuple[Any, ...]) -> bool:

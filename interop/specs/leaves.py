@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from interop.specs import torchrl_classes
 from interop.specs.composite import Composite
 from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec
@@ -19,7 +20,7 @@ def converted(
     """Fold a spec: apply `leaf` to specs of tensors, and `node` to Composites with the results of their entries.
 
     Args:
-        spec: the spec to convert; it is not modified.
+        spec: the spec to convert, of this package or of torchrl; it is not modified.
         leaf: called with a spec without dynamic dims, and its path for errors.
         node: called with a Composite and its converted entries.
         at: the path of the spec, for errors.
@@ -29,6 +30,7 @@ def converted(
         TypeError: an entry is None or describes no tensors, or the members of a lazy stack have different keys.
         ValueError: a dim is dynamic.
     """
+    spec = torchrl_classes.converted(spec)
     if isinstance(spec, StackedComposite) and spec.exclusive():
         raise TypeError(f"{at} is a lazy stack of specs with different keys: convert its members, unbind(stack_dim)")
     if isinstance(spec, Composite):

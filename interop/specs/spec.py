@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Size, Tensor
 
-from interop.specs import shapes
+from interop.specs import shapes, torchrl_classes
 
 Function = Callable[..., Any]
 _FUNCTIONS: dict[Function, Function] = {}  # torch function -> its implementation for specs
@@ -21,8 +22,11 @@ _CHECKS = os.environ.get("CHECK_SPEC_ENCODE", "0").strip().lower() in ("1", "tru
 class TensorSpec:
     """Describes tensors: their shape, device and dtype, and the values they take.
 
-    Values may have leading dims. A spec is immutable: methods return new specs. Only `make_neg_dim`, `update_mask` and
-    `set_provisional_n` change it in place.
+    Values may have leading dims. Methods return new specs; only `make_neg_dim`, `update_mask` and `set_provisional_n`
+    change a spec in place. Torchrl's transforms also assign to `shape`, `dtype` and the bounds of `space`, of clones.
+
+    Torchrl's modules, transforms and environments take the specs where they take their own: after the program has
+    imported torchrl, `isinstance` of its classes is True for the specs of the same names. Torchrl is never imported here.
 
     A leaf class defines `_contains`, `_draw` and `_corrected`. `_parts` names its tensors, such as bounds. Their first dims
     are those of the spec without its last `structural` ones; shape operations apply to them.
@@ -45,6 +49,17 @@ class TensorSpec:
     _parts: ClassVar[tuple[str, ...]] = ()
     _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain")
     _memo: dict[Any, Any] | None = None
+
+    @property
+    def __class__(self) -> Any:
+        """The class. `isinstance` of another library reads it first, which enters the specs in torchrl's classes."""
+        if torchrl_classes.NAME in sys.modules and not torchrl_classes.is_entered():
+            torchrl_classes.enter(TensorSpec)
+        return type(self)
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        object.__dict__["__class__"].__set__(self, kind)
 
     def _set(self, shape: Any, device: Any, dtype: torch.dtype | None) -> None:
         self.shape = shapes.as_shape(shape)
@@ -107,13 +122,14 @@ class TensorSpec:
         return shapes.fits(self.shape, shape)
 
     def project(self, val: Any) -> Any:
-        """The value itself if it is in the spec, otherwise a corrected copy.
+        """The value itself if it is in the spec, otherwise a corrected copy; in `torch.compile` always a copy.
 
         Raises:
             RuntimeError: the value has another shape.
             TypeError: the value is no tensor.
         """
-        if self._has(val):
+        is_compiled = torch.compiler.is_compiling()  # a branch on values would split the graph
+        if not is_compiled and self._has(val):
             return val
         if not isinstance(val, Tensor):
             raise TypeError(f"{type(self).__name__} projects tensors, got {_about(val)}")
@@ -334,6 +350,10 @@ class TensorSpec:
         for each in self.children():
             yield from each.nodes()
 
+    def unstacked(self) -> "list[tuple[tuple[str, ...], TensorSpec]]":
+        """The spec under an empty path; the members of a lazy stack under their numbers, as text."""
+        return [((), self)]
+
     def to(self, dest: Any) -> Self:
         """Move the spec to a device or cast it to a dtype. Returns the spec itself if nothing changes."""
         if dest is None:
@@ -369,6 +389,7 @@ class TensorSpec:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
+        other = torchrl_classes.comparable(other)
         return type(self) is type(other) and self._is_like(other)
 
     def _is_like(self, other: Any) -> bool:
@@ -379,6 +400,15 @@ class TensorSpec:
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"space={self.space}", f"device={self.device}", f"dtype={self.dtype}"]
         return block(type(self).__name__, [*fields, f"domain={self.domain}"])
+
+    # ------------------------------------------------------------------ torchrl: names that its classes read
+
+    @property
+    def _safe_shape(self) -> Size:
+        return shapes.concrete(self.shape)
+
+    def _project(self, val: Any) -> Any:
+        return self.project(val)
 
     # ------------------------------------------------------------------ torch
 

@@ -8,7 +8,7 @@ import torch
 from tensordict import is_tensor_collection, lazy_stack
 from torch import Size, Tensor
 
-from interop.specs import shapes
+from interop.specs import shapes, torchrl_classes
 from interop.specs.composite import Composite, Entry
 from interop.specs.spec import TensorSpec, all_or_nothing, block, refused
 
@@ -20,7 +20,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         RuntimeError: no specs, or they differ in class, device, dtype, number of dims, or batch size (Composites).
         NotImplementedError: `out` is given.
     """
-    specs = list(input)
+    specs = [torchrl_classes.converted(each) for each in input]
     if out is not None:
         raise NotImplementedError("torch.stack of specs takes no out")
     if not specs:
@@ -71,6 +71,11 @@ class LazyStack(TensorSpec):
     @property
     def dim(self) -> int:
         return self.stack_dim
+
+    @property
+    def _specs(self) -> list[Any]:
+        """The members, under the name that torchrl reads."""
+        return self.members
 
     def __len__(self) -> int:
         if self.shape[0] == -1:
@@ -185,6 +190,13 @@ class LazyStack(TensorSpec):
     def children(self) -> Iterator[TensorSpec]:
         return iter(self.members)
 
+    def unstacked(self) -> list[tuple[tuple[str, ...], TensorSpec]]:
+        return [
+            ((str(place), *path), each)
+            for place, member in enumerate(self.members)
+            for path, each in member.unstacked()
+        ]
+
     def to(self, dest: Any) -> Any:
         return self if dest is None else self._of_members(lambda each: each.to(dest))
 
@@ -239,7 +251,7 @@ class Stacked(LazyStack):
         return block(f"Stacked{type(self.members[0]).__name__}", fields)
 
 
-class StackedComposite(LazyStack, Composite):
+class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # `_specs`: torchrl's name of the members
     """Unequal Composites, stacked along a batch dim. Its keys are the keys common to all members.
 
     Values are lazily stacked tensordicts.
@@ -251,7 +263,7 @@ class StackedComposite(LazyStack, Composite):
 
     def __init__(self, *composites: Composite, dim: int) -> None:
         shape, devices = self._set_members(composites, dim), {each.device for each in composites}
-        Composite.__init__(self, shape=shape, device=devices.pop() if len(devices) == 1 else None)
+        self._start(shape, devices.pop() if len(devices) == 1 else None)
 
     def _roots(self) -> Iterator[tuple[str, Entry]]:
         return ((name, self.entry(name)) for name in sorted(self._common()))
@@ -288,6 +300,9 @@ class StackedComposite(LazyStack, Composite):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
+
+    def _listed(self) -> list[tuple[tuple[str, ...], Entry]]:
+        return list(self.unstacked())
 
     _set_shape = refused("the shape of a stack follows from its members, it cannot be set")
 

@@ -194,6 +194,15 @@ class LazyFrameStorage(TensorStorage):
             views.set(layout.leaves[place].path, column[: self.filled_rows])
         return views
 
+    def before_write(self) -> Any:
+        return None if self.rows is None else self._frames().before_write()
+
+    def put_back(self, before: Any) -> None:
+        if before is not None:
+            self._frames().put_back(before)
+        elif self.rows is not None:
+            self._frames().clear()
+
     def _empty(self) -> None:
         super()._empty()
         if self.rows is not None:

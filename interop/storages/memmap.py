@@ -7,6 +7,7 @@ import shutil
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self
 
 import torch
@@ -60,7 +61,8 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     Args:
         max_size: capacity in items.
-        scratch_dir: folder of the files; None for anonymous maps, which vanish with the last process that has them.
+        scratch_dir: folder of the files; None for anonymous maps, which vanish with the last process that has them. Of a
+            `TemporaryDirectory` its folder, which vanishes with that object: keep it.
         device: "cpu" or "auto"; anything else is a ValueError.
         ndim: how many leading dims of the stored layout count as items.
         existsok: replace files that are there, whose rows are lost. Otherwise they are a RuntimeError, see `open`; so
@@ -79,7 +81,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self,
         max_size: int,
         *,
-        scratch_dir: str | os.PathLike[str] | None = None,
+        scratch_dir: str | os.PathLike[str] | TemporaryDirectory[str] | None = None,
         device: torch.device | str | None = "cpu",
         ndim: int = 1,
         existsok: bool = False,
@@ -94,6 +96,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__init__(
             max_size, device="cpu", ndim=ndim, compilable=compilable, shared_init=shared_init, fill=fill, ragged=ragged
         )
+        scratch_dir = scratch_dir.name if isinstance(scratch_dir, TemporaryDirectory) else scratch_dir
         self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
@@ -102,9 +105,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self.scratch_dir is not None:
             self.journal = self._new_journal()
             if shared_init:
-                self._make_files(_OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)))
-                self.journal.start(self.ring)
-                self.lock.hooked = True
+                self._make_folder()
+
+    def _make_folder(self) -> None:
+        """Make a storage of no items in the folder, for processes that share it before the first write."""
+        self._make_files(_OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)))
+        self.journal.start(self.ring)
+        self.lock.hooked = True
 
     # ------------------------------------------------------------------ open and close
 
@@ -386,6 +393,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         return kept
 
     # ------------------------------------------------------------------ other processes
+
+    def shares_in_forks(self) -> bool:
+        return self.is_shared() or (self.rows is None and not isinstance(self.journal, ReadOnly))
+
+    def start_sharing(self) -> None:
+        if self.rows is None and self.folder is None and self.scratch_dir is not None:
+            self._make_folder()
+        super().start_sharing()
 
     def is_shared(self) -> bool:
         return super().is_shared() and (self.rows is not None or self.scratch_dir is None or self.folder is not None)

@@ -12,6 +12,7 @@ from fbuf import free_memory
 from fbuf.memory_plan import Plan, Share
 from interop.data import bridge
 from interop.data.layout import LeafSpec
+from interop.specs import torchrl_classes
 from interop.specs.composite import Composite
 from interop.specs.leaves import converted
 from interop.specs.spec import TensorSpec
@@ -67,6 +68,7 @@ def row_of(spec: TensorSpec, ndim: int) -> Any:
         made = TensorDict(entries, (1, *spec.shape), device=spec.device, names=names)
         return made if spec.data_cls in (None, TensorDict) else spec.data_cls.from_tensordict(made)
 
+    spec = torchrl_classes.converted(spec)
     if isinstance(spec, Composite) and spec.ndim < ndim - 1:
         raise ValueError(
             f"the storage has ndim={ndim}: the spec of a row begins with {ndim - 1} dims, such as [environments], got shape "
@@ -76,7 +78,8 @@ def row_of(spec: TensorSpec, ndim: int) -> Any:
 
 
 def example(data: Any, ndim: int) -> Any:
-    """`row_of` a spec; other data as it is."""
+    """`row_of` a spec, of `interop.specs` or torchrl; other data as it is."""
+    data = torchrl_classes.converted(data)
     return row_of(data, ndim) if isinstance(data, TensorSpec) else data
 
 

@@ -20,6 +20,7 @@ from interop.data.layout import Layout
 from interop.data.randomness import Seeded
 from interop.host.maps import in_shared_memory
 from interop.host.ring import CELLS, Ring
+from interop.host.threads import uninterrupted
 from interop.shared.journal import Journal
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import StorageLock
@@ -146,8 +147,8 @@ class Storage(Aliases, Seeded):
         if self.lock.forked and (self.lock.processes is None or not self.is_shared()):
             raise RuntimeError(
                 f"this {type(self).__name__} is in memory that a forked process does not share, and can only be read here: "
-                "call share() on the buffer before the fork, or use LazyMemmapStorage (both without compilable=True), or "
-                "build the buffer in the process that writes to it; nothing was written"
+                "use a LazyTensorStorage on the CPU and call share() on the buffer before the fork, or a LazyMemmapStorage "
+                "(both without compilable=True), or build the buffer in the process that writes to it; nothing was written"
             )
 
     @property
@@ -158,6 +159,10 @@ class Storage(Aliases, Seeded):
     def is_shared(self) -> bool:
         """Whether other processes see what this one writes."""
         return False
+
+    def shares_in_forks(self) -> bool:
+        """Whether forked children share it without being asked. In memory maps also the first write may be theirs."""
+        return self.is_shared()
 
     def share(self) -> None:
         """Share rows and counters with processes started or forked from now on. O(1) if they are shared already."""
@@ -193,9 +198,19 @@ class Storage(Aliases, Seeded):
         """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
         self.journal.recover_interrupted()
 
+    def before_write(self) -> Any:
+        """What `put_back` needs after an interrupted write, beside the counters of the ring. O(1)."""
+
+    def put_back(self, before: Any) -> None:
+        """Be as before an interrupted write, but for the rows that it has overwritten. Inside a transaction."""
+
+    def replace(self, change: Callable[[], None]) -> None:
+        """Make a checked change in a transaction. If it is interrupted, it is made again before the exception is raised."""
+        replaced([self], change)
+
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
-        """A transaction: commits on exit, rolls back on error. Cannot be nested."""
-        return self.journal
+        """A transaction: commits on exit, rolls back on error. Inside another one it is a part of that."""
+        return self.journal.part()
 
     def part(self) -> contextlib.AbstractContextManager[Any]:
         """Joins the transaction that is open, or is one."""
@@ -443,6 +458,33 @@ class Storage(Aliases, Seeded):
             self.lock.take(process_lock)
         if self._counters is not None:
             self.ring.use(self._counters.numpy().data, copy=False)
+
+
+def is_undoable(storage: Storage) -> bool:
+    """Whether a write changes more than rows and the counters of the ring: whether the class defines `before_write`."""
+    return type(storage).before_write is not Storage.before_write
+
+
+def replaced(storages: Sequence[Storage], change: Callable[[], None]) -> None:
+    """Make a change in a transaction of each storage. An interrupted one is made again before the exception is raised.
+
+    The locks are held. `change` may run twice, and was checked before: an error of its own comes again.
+    """
+
+    def run() -> None:
+        with contextlib.ExitStack() as transactions:
+            for storage in storages:
+                transactions.enter_context(storage.transaction())
+            change()
+
+    try:
+        run()
+    except BaseException:
+        with uninterrupted():
+            for storage in storages:
+                storage.recover()
+            run()
+        raise
 
 
 class _Listeners(list[Callable[[], Any]]):

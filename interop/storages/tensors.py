@@ -571,8 +571,7 @@ class TensorStorage(Storage):
         """Copy in a result of `state_dict`. After an error nothing has changed."""
         with self.lock.held():
             put = self.restoring_dict(state_dict)
-            with uninterrupted(), self.transaction():
-                put()
+            self.replace(put)
 
     def restoring_dict(self, given: Any) -> Callable[[], None]:
         return tensor_states.restoring_state(self, given)

@@ -27,6 +27,25 @@ class Generations:
             self._reserve(storage)
             self._writes[: storage.filled_rows] = 1
 
+    # Counts that changed since `before_write`: which ones, and what they were.
+    _changed: list[tuple[np.ndarray, Any, np.ndarray]] | None = None
+
+    def before_write(self) -> Any:
+        """What `put_back` needs."""
+        self._changed = []
+        return self._counts
+
+    def put_back(self, before: Any) -> None:
+        """Be as at the last `before_write`."""
+        for counts, at, were in reversed(self._changed or []):
+            counts[at] = were
+        self._hold(before)
+        self._changed = []
+
+    def _log(self, at: Any) -> None:
+        if self._changed is not None:
+            self._changed.append((self._writes, at, self._writes[at].copy()))
+
     def _hold(self, counts: Tensor) -> None:
         self._counts = counts
         self._writes = counts.numpy()
@@ -48,6 +67,7 @@ class Generations:
     def written(self, storage: Storage, rows: Any) -> None:
         """Count a write of each row. Rows may repeat."""
         self._reserve(storage)
+        self._log(rows if isinstance(rows, int) else rows.numpy())
         if isinstance(rows, int):
             self._writes[rows] += 1
         else:
@@ -55,6 +75,7 @@ class Generations:
 
     def emptied(self) -> None:
         """Count the end of all items: the storage was emptied."""
+        self._log(slice(None))
         self._writes += self._writes > 0
 
     def of(self, rows: Tensor) -> Tensor:

@@ -48,7 +48,21 @@ class TensorDictMaxValueWriter(Writer):
         self.reduction = reduction
         self._heap: list[tuple[float, int]] = []  # rank and slot of each stored item, the lowest first
         self._write_count = 0
+        # Since `before_write`: how many items were ranked, and the ranks that were replaced.
+        self._replaced: tuple[int, dict[int, float]] | None = None
         self._process = OneProcess(_ONE_PROCESS)
+
+    def before_write(self) -> Any:
+        self._replaced = None
+        return self.__dict__.copy()
+
+    def put_back(self, before: Any) -> None:
+        replaced = self._replaced
+        super().put_back(before)
+        if replaced is not None:  # the heap has changed in place
+            known, ranks = replaced
+            self._heap = [(ranks.get(slot, rank), slot) for rank, slot in self._heap if slot < known]
+            heapify(self._heap)
 
     def check_storage(self, storage: Storage) -> None:
         if storage.ndim > 1:
@@ -164,6 +178,7 @@ class TensorDictMaxValueWriter(Writer):
         heap, known, most = self._heap, len(self._heap), self._storage.max_size
         row_of, kept = dict[int, int](), 0  # the row that each slot gets, and how many rows were kept for a time
         before = dict[int, float]()  # the ranks that were replaced
+        self._replaced = known, before
         rows = np.flatnonzero(ranks > heap[0][0]) if known == most else np.arange(ranks.size)
         try:
             for row, rank in zip(rows.tolist(), ranks[rows].tolist(), strict=True):
@@ -171,9 +186,9 @@ class TensorDictMaxValueWriter(Writer):
                     slot = len(heap)
                     heappush(heap, (rank, slot))
                 elif rank > heap[0][0]:
-                    slot = heap[0][1]
-                    lowest, _ = heapreplace(heap, (rank, slot))
-                    before.setdefault(slot, lowest)
+                    lowest, slot = heap[0]
+                    before.setdefault(slot, lowest)  # first: an interrupt must not lose it
+                    heapreplace(heap, (rank, slot))
                 else:
                     continue
                 row_of[slot] = row

@@ -16,6 +16,7 @@ from interop.data.pytrees import each_leaf, lead_of
 from interop.data.tensordicts import entries_of, of_entries, shallow
 from interop.host.ring import Ring
 from interop.storages import Storage, TensorStorage
+from interop.storages.all_or_nothing import all_or_nothing
 from interop.storages.lists import unbind
 from interop.writers.generations import Generations
 from interop.writers.writer import Writer
@@ -140,21 +141,39 @@ class RoundRobinWriter(Writer):
                 raise IndexError(f"rows to write at are counted from 0, got {index!r}")
             grows = bool(named.max(initial=-1) >= storage.filled_rows)
             stamped, cursor = self.stamped(data, rows), self.cursor
-            with storage.transaction():
-                storage.set(rows, stamped, set_cursor=grows)
-                self._advance(rows, named.size, cursor)
-                if storage.priorities is not None:
-                    storage.priorities.forget(rows)
-            slots = self._storage.coordinates(rows)
-            for buffer in storage.attached():
-                buffer.mark_update(slots)
-            return slots
+
+            def write() -> Any:
+                with storage.transaction():
+                    storage.set(rows, stamped, set_cursor=grows)
+                    self._advance(rows, named.size, cursor)
+                    if storage.priorities is not None:
+                        storage.priorities.forget(rows)
+                slots = self._storage.coordinates(rows)
+                for buffer in storage.attached():
+                    buffer.mark_update(slots)
+                return slots
+
+            samplers = [buffer.sampler for buffer in storage.buffers() if buffer.sampler.sees_writes]
+            return all_or_nothing(storage, [storage, self, *samplers], write)
 
     def generations_of(self, index: Any) -> Tensor:
         if not self.tracks_generations:
             return super().generations_of(index)
         assert self._storage.generations is not None
         return self._storage.generations.of(self._rows_of(index))
+
+    @property
+    def is_undoable(self) -> bool:
+        return self.tracks_generations or type(self).before_write is not RoundRobinWriter.before_write
+
+    def before_write(self) -> Any:
+        counted = self._storage.generations if self.tracks_generations else None
+        return None if counted is None else (counted, counted.before_write())
+
+    def put_back(self, before: Any) -> None:
+        if before is not None:
+            counted, held = before
+            counted.put_back(held)
 
     def _vacant(self, count: int) -> np.ndarray:
         return _NONE if self.vacant is None else self.vacant(count)

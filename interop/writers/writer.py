@@ -62,6 +62,19 @@ class Writer(Stateful, Seeded, ABC):
         """How many rows were ever written."""
         return 0
 
+    @property
+    def is_undoable(self) -> bool:
+        """Whether a write changes more than the storage and its counters."""
+        return True
+
+    def before_write(self) -> Any:
+        """What `put_back` needs after an interrupted write. O(1). Of a user's class its attributes."""
+        return self.__dict__.copy()
+
+    def put_back(self, before: Any) -> None:
+        """Be as before an interrupted write."""
+        self.__dict__.update(before)
+
     def generations_of(self, index: Any) -> Tensor:
         """How often rows were overwritten: int64 in the shape of `index`, an int or a tensor of rows.
 

@@ -47,6 +47,8 @@ RUNS = [
     Run("D3", "descriptions of datasets are changed", "described.datasets", 2000, 200),
     Run("M1", "checkpoints of buffers that are built otherwise", "matrix.pairs", 400, 100),
     Run("I1", "bad and extreme arguments", "arguments.calls", 20000, 1500),
+    Run("I2", "an exception at a line, or where Python looks for signals", "interrupts.lines", 3000, 600),
+    Run("I3", "and in calls that make or change a dataset", "interrupts.datasets", 400, 100),
     Run("C1", "2, 4 and 8 processes write to one buffer", "sharing.races", 10000, 100),
     Run("C2", "processes are killed while they hold the lock", "sharing.all_kills", 200, 10),
     Run("C3", "threads do everything at once, seconds", "threads.everything", 60, 20),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults import arguments, damaging, described, failing, killing, losing, matrix, threads
+from tests.faults import arguments, damaging, described, failing, interrupts, killing, losing, matrix, threads
 from tests.faults.counts import Counts
 from tests.faults.subjects import few
 
@@ -52,6 +52,26 @@ def test_buffers_that_are_built_otherwise() -> None:
 
 def test_arguments() -> None:
     arguments.calls(300).check(250, refused=100, taken=30)
+
+
+def test_an_exception_at_any_line_leaves_a_call_done_or_not_done() -> None:
+    calls = ("extend", "sample", "empty", "update_priority", "set_sampler", "dumps")
+    interrupts.lines(250, 1, interrupts.FEW, calls).check(250, before=50, after=50)
+
+
+def test_an_exception_at_any_line_leaves_a_whole_dataset_or_none() -> None:
+    interrupts.datasets(30, 1).check(25)
+
+
+@pytest.mark.slow
+def test_more_exceptions_at_lines() -> None:
+    interrupts.lines(4000, 2).check(3000)
+
+
+def test_a_call_that_is_left_half_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is undone or finished."""
+    monkeypatch.setattr("interop.buffers.replay_buffer.finish_or_undo", lambda *args, **options: None)
+    assert interrupts.cases(interrupts.FEW[0], "extend", 3).wrong > 5
 
 
 def test_checkpoints_beside_writers_are_of_one_moment() -> None:

@@ -152,3 +152,19 @@ def test_one_epoch_tells_nothing_of_the_next():
     orders = ["".join(map(str, epoch.take(3, 3, fresh()))) for _ in range(4000)]
     possible = ["".join(each) for each in itertools.permutations("012")]
     check_uniform([a + b for a, b in itertools.pairwise(orders)], [a + b for a in possible for b in possible])
+
+
+def test_takes_that_are_released_over_the_end_of_an_epoch_leave_its_order():
+    """The order in which positions are left after a release, which is not theirs, comes back."""
+    epoch = Epoch(shuffle=False, drop_last=True)
+    epoch.take(1, 9)
+    first = epoch.reserve()
+    epoch.take(1, 9)
+    epoch.release(first)  # 1 is taken, 0 is not
+    reserved = []
+    for count in (5, 0):  # the second begins an epoch
+        epoch.take(count, 9)
+        reserved.append(epoch.reserve())
+    for taken in reserved[::-1]:
+        epoch.release(taken)
+    assert sorted(epoch.state().left()) == [0, *range(2, 9)]

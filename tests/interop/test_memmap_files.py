@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import tempfile
 
 import pytest
 import torch
@@ -197,3 +198,13 @@ def test_given_memory_maps_stay_the_files_that_they_are(tmp_path):
     assert storage.is_shared() and isinstance(storage.rows.tensors[0], MemoryMappedTensor)
     storage[1] = TensorDict({"a": torch.tensor(7.0)}, [])
     assert TensorDict.load_memmap(tmp_path)["a"].tolist() == [0, 7, 0, 0]
+
+
+def test_the_folder_of_a_temporary_directory():
+    kept = tempfile.TemporaryDirectory()
+    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=kept), batch_size=2)
+    rb.extend(TensorDict({"a": torch.arange(3)}, batch_size=[3]))
+    assert rb.storage.scratch_dir == kept.name + "/" and "a.memmap" in os.listdir(kept.name)
+    del rb
+    gc.collect()
+    kept.cleanup()

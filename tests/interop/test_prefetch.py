@@ -47,7 +47,7 @@ def ahead(prefetch=1, sampler=None, storage=None, **kwargs):
 def settled(buffer):
     """Wait for what is being drawn."""
     for job in buffer._prefetch._queue:
-        job.future.exception()
+        job.task.wait()
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -73,7 +73,7 @@ def drawn(buffer: Any, count: int) -> list[Any]:
 
 def settled(buffer: Any) -> None:
     for pending in list(buffer._prefetch._queue):
-        pending.future.exception(20)
+        pending.task.wait()
 
 
 def loaded(buffer: Any, make: Callable[[int], Any], path: Path) -> Any:

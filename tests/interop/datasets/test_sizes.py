@@ -6,6 +6,7 @@ the bound. Address space is limited meanwhile, so that memory that is reserved a
 
 import ast
 import io
+import json
 import lzma
 import pickle
 import struct
@@ -31,7 +32,9 @@ from interop.datasets.described import json_in
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.gen_dgrl import GenDGRLSource
 from interop.datasets.hdf5 import arrays, opened
+from interop.datasets.hub_folder import HubFolderSource
 from interop.datasets.images import stacked
+from interop.datasets.lerobot import LeRobotSource
 from interop.datasets.minari_data import MinariSource
 from interop.datasets.object_arrays import load_object
 from interop.datasets.openml import OpenMLSource
@@ -183,9 +186,26 @@ def of_npz(content: Callable[[zipfile.ZipFile], None]) -> Callable[[Path], Read]
         path = folder / "a.npz"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             content(archive)
-        return lambda: (rows_of(VD4RLSource("main/walker_walk/random/64px"), folder), npz.arrays_of(path))
+        return lambda: npz.arrays_of(path)
 
     return attack
+
+
+def of_vd4rl(shape: str, size: int) -> Callable[[Path], Read]:
+    """An episode with actions of this shape, and so many bytes of them; and a shard likewise."""
+
+    def attack(folder: Path) -> Read:
+        of_npz(lambda archive: archive.writestr("action.npy", header(f"({shape})") + bytes(size)))(folder)
+        return lambda: rows_of(VD4RLSource("main/walker_walk/random/64px"), folder)
+
+    return attack
+
+
+def of_vd4rl_shard(folder: Path) -> Read:
+    with h5py.File(folder / "a.hdf5", "w") as file:
+        for name in ("action", "reward", "step_type"):
+            file.create_dataset(name, (2**40, 0), "f4")
+    return lambda: rows_of(VD4RLSource("main/walker_walk/random/84px"), folder)
 
 
 def of_many_arrays(archive: zipfile.ZipFile) -> None:
@@ -282,6 +302,35 @@ def of_parquet(table: Callable[[], pa.Table], **options: Any) -> Callable[[Path]
     return attack
 
 
+def of_hub_folder(table: Callable[[], pa.Table], **options: Any) -> Callable[[Path], Read]:
+    def attack(folder: Path) -> Read:
+        of_parquet(table, **options)(folder)
+        return lambda: rows_of(HubFolderSource("me/mine"), folder)
+
+    return attack
+
+
+def of_lerobot(column: Callable[[], pa.Table], name: str, kind: str, **options: Any) -> Callable[[Path], Read]:
+    """An episode with this column."""
+
+    def attack(folder: Path) -> Read:
+        table = column()
+        for name_of_index in ("episode_index", "timestamp"):
+            table = table.append_column(name_of_index, pa.array(np.zeros(len(table), np.int64)))
+        (folder / "data").mkdir()
+        pq.write_table(table, folder / "data/000.parquet", **options)
+        (folder / "meta").mkdir()
+        features = {key: {"dtype": "int64", "shape": [1]} for key in ("episode_index", "timestamp")}
+        features[name] = {"dtype": kind, "shape": [1]}
+        info = {"codebase_version": "v2.1", "features": features, "data_path": "data/{episode_index:03d}.parquet"}
+        (folder / "meta/info.json").write_text(json.dumps(info))
+        (folder / "meta/episodes.jsonl").write_text(json.dumps({"episode_index": 0, "length": len(table)}))
+        (folder / "meta/tasks.jsonl").touch()
+        return lambda: rows_of(LeRobotSource("me/mine"), folder)
+
+    return attack
+
+
 def groups_of(path: Path) -> None:
     with parquet.opened(path) as file:
         for number in range(len(file.rows())):
@@ -330,6 +379,18 @@ def of_minari(space: str) -> Callable[[Path], Read]:
     return attack
 
 
+def of_minari_infos(folder: Path) -> Read:
+    """An info that has no bytes in the file, in an episode of three steps."""
+    (folder / "metadata.json").write_text('{"data_format": "hdf5"}')
+    with h5py.File(folder / "main_data.hdf5", "w") as file:
+        episode = file.create_group("episode_0")
+        for name in ("rewards", "terminations", "truncations", "actions"):
+            episode[name] = np.zeros(3)
+        episode["observations"] = np.zeros(4)
+        episode.create_dataset("infos/large", (4, 2**40), "f8")
+    return lambda: rows_of(MinariSource("toy/x-v0"), folder)
+
+
 CASES: dict[str, Callable[[Path], Read]] = {
     "tar, a member": of_archive(tarfile.REGTYPE),
     "tar, a member of a dataset": of_archive(tarfile.REGTYPE, "source"),
@@ -344,10 +405,14 @@ CASES: dict[str, Callable[[Path], Read]] = {
     "atari, notes": of_notes,
     "atari, rows": of_rows(2**40, 84, 84),
     "atari, a row": of_rows(4, 2**20, 2**12),
-    "npz, an array": of_npz(lambda archive: archive.writestr("reward.npy", header(f"({2**33},)") + bytes(100))),
-    "npz, a shape of nothing": of_npz(lambda archive: archive.writestr("reward.npy", header(f"({2**40}, 0)"))),
-    "npz, zeros": of_npz(lambda archive: archive.writestr("reward.npy", header(f"({GIB // 8},)") + bytes(GIB // 8))),
+    "npz, an array": of_npz(lambda archive: archive.writestr("action.npy", header(f"({2**33},)") + bytes(100))),
+    "npz, a shape of nothing": of_npz(lambda archive: archive.writestr("action.npy", header(f"({2**40}, 0)"))),
+    "npz, zeros": of_npz(lambda archive: archive.writestr("action.npy", header(f"({GIB // 8},)") + bytes(GIB // 8))),
     "npz, many arrays": of_npz(of_many_arrays),
+    "vd4rl, an array": of_vd4rl(f"{2**33},", 100),
+    "vd4rl, zeros": of_vd4rl(f"{GIB // 8},", GIB // 8),
+    "vd4rl, actions of nothing": of_vd4rl(f"{2**40}, 0", 0),
+    "vd4rl, a shard of nothing": of_vd4rl_shard,
     "hdf5, one chunk of many": of_hdf5(one_chunk_of_many),
     "hdf5, twice compressed": of_hdf5(twice_compressed),
     "hdf5, a large chunk": of_hdf5(a_large_chunk),
@@ -364,6 +429,10 @@ CASES: dict[str, Callable[[Path], Read]] = {
     "parquet, deltas": of_parquet(
         lambda: pa.table({"x": ["a" * 100_000] * 2_000}), column_encoding="DELTA_BYTE_ARRAY", use_dictionary=False
     ),
+    "parquet, text of a hub folder": of_hub_folder(one_text),
+    "parquet, zeros of a hub folder": of_hub_folder(lists_of_one_value, compression="zstd", row_group_size=1),
+    "parquet, text of lerobot": of_lerobot(one_text, "text", "string"),
+    "parquet, zeros of lerobot": of_lerobot(lists_of_one_value, "x", "uint8", compression="zstd", row_group_size=1),
     "openml, categories": of_classes,
     "json, lists": of_json(b"[" + b"[]," * 300_000 + b"[]]"),
     "json, deep": of_json(b"[" * 900_000),
@@ -371,6 +440,7 @@ CASES: dict[str, Callable[[Path], Read]] = {
     "json, text without end": of_json(b'"' + b'\\"' * 450_000),
     "json, a number": of_json(b"1" * 900_000),
     "minari, a space": of_minari(f'{{\\"type\\": \\"Box\\", \\"shape\\": [{2**40}], \\"dtype\\": \\"float64\\"}}'),
+    "minari, an info": of_minari_infos,
     "minari, a small space": of_minari(f'{{\\"type\\": \\"MultiBinary\\", \\"n\\": {10**400}}}'),
 }
 RESULTS = {"json, lists", "npz, a shape of nothing"}  # what is there, and small

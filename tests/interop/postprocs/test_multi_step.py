@@ -131,7 +131,7 @@ def test_data_that_is_no_rollout_is_refused(data, error, text):
         MultiStep(0.9, 3)(data)
 
 
-@pytest.mark.parametrize(("gamma", "n", "error"), [(0.9, 0, ValueError), (0.9, 1.0, TypeError), (1.1, 3, ValueError)])
+@pytest.mark.parametrize(("gamma", "n", "error"), [(0.9, 0, ValueError), (0.9, 1.5, TypeError), (1.1, 3, ValueError)])
 def test_wrong_discounts_and_steps_are_refused(gamma, n, error):
     with pytest.raises(error):
         MultiStep(gamma, n)

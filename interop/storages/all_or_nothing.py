@@ -1,0 +1,72 @@
+"""Writes of storage, writer and samplers that an interrupt leaves done or not done, never in part."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from interop.host.threads import uninterrupted
+from interop.storages.storage import Storage
+
+_T = TypeVar("_T")
+
+
+class Undoable(Protocol):
+    """A storage, writer or sampler that has more state than the counters of the storage."""
+
+    def before_write(self) -> Any:
+        """What `put_back` needs after a write of any size. O(1)."""
+
+    def put_back(self, before: Any) -> None:
+        """Be as before the write, but for rows and other large memory that it has overwritten."""
+
+
+def all_or_nothing(storage: Storage, undoable: Sequence[Undoable], write: Callable[[], _T]) -> _T:
+    """Run a write, under the lock of the storage. If it raises, as a signal handler may make it, it is done or not done.
+
+    `write` may run twice. See `finish_or_undo`; `undoable` is all that the write changes.
+    """
+    counters = storage.ring.cells.tobytes()
+    kept = [(each, each.before_write()) for each in undoable]
+    try:
+        return write()
+    except BaseException:
+        finish_or_undo(storage, counters, kept, write)
+        raise
+
+
+def finish_or_undo(
+    storage: Storage,
+    counters: bytes,
+    kept: Sequence[tuple[Undoable, Any]],
+    write: Callable[[], Any],
+    *,
+    finish: bool = False,
+    counts: tuple[int, int, int, int] | None = None,
+) -> None:
+    """Finish or undo a write that was interrupted. The lock of the storage is held since before.
+
+    Rows that are overwritten are saved nowhere, but for those that a journal guards. So the write is not undone once it may
+    have changed rows, which the counters of the storage tell: all but the rows is put back to where it was, and the write is
+    made again, to its end, while signals wait. An error of the write itself comes again, and is raised.
+
+    Args:
+        counters: of the storage, as they were.
+        kept: what the write changes, and the results of `before_write`.
+        write: makes the write.
+        finish: make it in any case.
+        counts: those of the storage before, if a write that raises again is to be reported to the samplers.
+    """
+    with uninterrupted():
+        storage.recover()
+        begun = storage.ring.cells.tobytes() != counters
+        try:
+            with storage.transaction():
+                storage.ring.put_back(counters)
+                for each, before in reversed(kept):
+                    each.put_back(before)
+                if begun or finish:
+                    write()
+        except BaseException:
+            if counts is not None:  # rows may be written, with the priorities of the rows before
+                storage.recover()
+                storage.report_writes(counts)
+            raise
