@@ -40,6 +40,8 @@ def arrays_of(path: Path, *names: str) -> dict[str, np.ndarray]:
             size = sum(each.file_size for each in chosen.values())
             allowance.check(size, allowance.held(path.stat().st_size), where)
             return {name: _array(archive, each, f"{path}, {name}") for name, each in chosen.items()}
+    except CorruptDatasetError:
+        raise
     except _FAULTS as error:
         raise CorruptDatasetError(f"{where} ({error})") from error
 
