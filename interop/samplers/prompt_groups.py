@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict.utils import NestedKey
 
 from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of, loading_members, saved_members
 from interop.data import randomness
@@ -316,7 +317,7 @@ _ONE_PROCESS = (
 )
 
 
-def ids_of(storage: Storage, key: Any, slots: np.ndarray) -> list[Id]:
+def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[Id]:
     """The ids of items at flat slots. KeyError where they are not stored; TypeError or ValueError for other values."""
     try:
         found = columns.read(storage, key, slots)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields
@@ -66,7 +67,7 @@ class LazyFrameStorage(TensorStorage):
         stack_dim: int = -3,
         padding: Literal["first", "zero"] = "first",
         end_keys: Sequence[Any] | None = None,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         finals: int | None = None,
         check: bool = True,
         ndim: int = 1,

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
@@ -340,7 +341,7 @@ class Storage(Aliases, Seeded):
         """The layout of the items in memory; None for a storage whose items may differ, and before the first write."""
         return None
 
-    def column(self, key: Any) -> torch.Tensor | None:
+    def column(self, key: NestedKey) -> torch.Tensor | None:
         """The memory of an entry, [rows, *lanes, ...]; None if entries can only be read by `get`.
 
         Do not keep it: the memory may move. KeyError for an entry that is not stored. The lock is held.
