@@ -209,14 +209,14 @@ class PromptGroupSampler(DrawingSampler):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
             self._sync(storage)
 
-    def before_draw(self) -> Any:
+    def before_draw(self) -> dict[str, Any]:
         return self.before_write()
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         self._groups.begin()
         return self.__dict__.copy()
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         super().put_back(before)
         self._groups.undo()
 

@@ -199,10 +199,11 @@ class Storage(Aliases, Seeded):
         """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
         self.journal.recover_interrupted()
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         """What `put_back` needs after an interrupted write, beside the counters of the ring. O(1)."""
+        return {}
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         """Be as before an interrupted write, but for the rows that it has overwritten. Inside a transaction."""
 
     def replace(self, change: Callable[[], None]) -> None:
