@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.arguments import class_of, whole
@@ -80,12 +81,12 @@ class Sequence(SampleUnit):
         self,
         length: int,
         episode_boundary: str = "pad",
-        done_key: Any = ("next", "done"),
+        done_key: NestedKey | None = ("next", "done"),
         burn_in: int = 0,
         bootstrap: int = 0,
         dilation: int = 1,
         *,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
         if episode_boundary not in _BOUNDARIES:

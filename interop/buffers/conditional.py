@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path, entries_below
@@ -130,7 +131,7 @@ def _checked(storage: TensorStorage, patch: Any, count: int) -> dict[tuple[Any, 
     return entries
 
 
-def _versions(storage: TensorStorage, entries: Any, key: Any, version: Any, count: int) -> Tensor | None:
+def _versions(storage: TensorStorage, entries: Any, key: NestedKey, version: Any, count: int) -> Tensor | None:
     """One version for each item in the stored dtype; None without versions."""
     if (key is None) != (version is None):
         raise ValueError("version_key and version must be given together")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.buffers.request import Part
@@ -76,11 +77,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         *,
         her_ratio: float = 0.8,
         strategy: HindsightStrategy | str = "future",
-        goal_key: Any = "desired_goal",
-        achieved_goal_key: Any = "achieved_goal",
-        reward_key: Any = ("next", "reward"),
-        end_key: Any = ("next", "done"),
-        traj_key: Any = None,
+        goal_key: NestedKey | None = "desired_goal",
+        achieved_goal_key: NestedKey | None = "achieved_goal",
+        reward_key: NestedKey | None = ("next", "reward"),
+        end_key: NestedKey | None = ("next", "done"),
+        traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
         sampler: Sampler | Callable[[], Sampler] | None = None,
         **kwargs: Any,

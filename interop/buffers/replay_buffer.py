@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 import fbuf
@@ -73,7 +74,7 @@ class ReplayBuffer(Sampled):
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
 
-    priority_key: Any = "td_error"  # the entry with priorities in samples of tensordicts
+    priority_key: NestedKey | None = "td_error"  # the entry with priorities in samples of tensordicts
     _marks_samples = False  # whether samples contain the info
     _revises = False  # whether batches are changed after collating, also without transforms
     _workers_only_write = False  # whether other processes get the buffer without its sampler (sync=False)
@@ -629,11 +630,11 @@ class ReplayBuffer(Sampled):
             end = None if self._storage.is_full else length_of(data)
         self[:end] = data
 
-    def set_(self, key: Any, value: Tensor) -> Self:
+    def set_(self, key: NestedKey, value: Tensor) -> Self:
         """Write one key of all stored rows in place. KeyError for an unknown key, RuntimeError for a wrong size."""
         return self._edit({key: value})
 
-    def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
+    def set_at_(self, key: NestedKey, value: Tensor, index: Any) -> Self:
         """Write one key of the rows at storage indices in place."""
         return self._edit({key: value}, index=index)
 

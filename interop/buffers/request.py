@@ -28,7 +28,7 @@ class Part:
     size: int
     key: np.ndarray
     reservation: Reservation | None = None
-    before: Any = None  # the sampler as it was before the draw, where the draw changes it
+    before: dict[str, Any] | None = None  # the sampler as it was before the draw, where the draw changes it
 
     def reserve(self) -> None:
         """Draw now if key and stored items do not determine the draw: from an epoch, or by a user's sampler."""

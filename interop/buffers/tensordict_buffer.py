@@ -34,7 +34,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     _marks_samples = True
 
-    def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
+    def __init__(self, *, priority_key: NestedKey | None = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
         super().__init__(**kwargs)
 
@@ -196,7 +196,7 @@ def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
     return data
 
 
-def _entry(data: Any, key: Any) -> Any:
+def _entry(data: Any, key: NestedKey) -> Any:
     """The entry under a key, or None. For plain tensordicts in a tenth of the time of `get`."""
     entries = entries_of(data) if type(key) is str else None
     if entries is not None:
@@ -253,7 +253,7 @@ def _is_row_each(value: object, count: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
 
 
-def _set(data: Any, key: Any, value: Any, apart: bool) -> None:
+def _set(data: Any, key: NestedKey, value: Any, apart: bool) -> None:
     if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size and isinstance(value, Tensor):
         set_expanded(data, key, value if data.device is None else value.to(data.device))
         return

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from tensordict.utils import NestedKey
+
 from interop.data.keys import as_path, checked_key
 
 Path = tuple[Any, ...]
@@ -36,7 +38,7 @@ class TrajectoryKeys:
 
     @classmethod
     def chosen(
-        cls, traj_key: Any = None, end_keys: Sequence[Any] | None = None, only_named_keys: bool = False
+        cls, traj_key: NestedKey | None = None, end_keys: Sequence[Any] | None = None, only_named_keys: bool = False
     ) -> "TrajectoryKeys":
         """The default keys and those that a user names; with `only_named_keys` these alone.
 

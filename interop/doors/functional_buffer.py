@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from tensordict import is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 import fbuf
@@ -52,8 +53,8 @@ class FunctionalReplayBuffer:
         *,
         batch_size: int | None = None,
         beta: float = 0.4,
-        priority_key: Any = "td_error",
-        truncated_key: Any = ("next", "truncated"),
+        priority_key: NestedKey | None = "td_error",
+        truncated_key: NestedKey | None = ("next", "truncated"),
         generator: torch.Generator | None = None,
     ) -> None:
         if not isinstance(buffer, fbuf.Buffer):

@@ -97,11 +97,11 @@ class Priorities(ABC):
         RuntimeError if every priority is zero.
         """
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         """What `put_back` needs to make a write or an update again. O(1)."""
         return {}
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         """Be as at `before_write`, but for the priorities of the items that were written or updated since."""
         self.__dict__.update(before)
 
@@ -196,7 +196,7 @@ class HostPriorities(Priorities):
                 self._highest = settled[first]
                 self._highest_slot = int(slots[first])
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         return self.__dict__.copy()
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:

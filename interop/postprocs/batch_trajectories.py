@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_key
@@ -184,7 +185,11 @@ class SideBySide:
 
 
 def keys_of(
-    traj_key: Any, ends: Sequence[Path], only_named_keys: bool, masks: Sequence[Path] = (), ids: Sequence[Path] = ()
+    traj_key: NestedKey | None,
+    ends: Sequence[Path],
+    only_named_keys: bool,
+    masks: Sequence[Path] = (),
+    ids: Sequence[Path] = (),
 ) -> TrajectoryKeys:
     """The keys of a consumer: the default ones, a `traj_key` that must be there, and others that count where they are.
 
@@ -199,7 +204,11 @@ def keys_of(
 
 @functools.lru_cache(64)
 def _keys_of(
-    traj_key: Any, ends: tuple[Path, ...], only_named_keys: bool, masks: tuple[Path, ...], ids: tuple[Path, ...]
+    traj_key: NestedKey | None,
+    ends: tuple[Path, ...],
+    only_named_keys: bool,
+    masks: tuple[Path, ...],
+    ids: tuple[Path, ...],
 ) -> TrajectoryKeys:
     keys = TrajectoryKeys.chosen(traj_key, ends, only_named_keys)
     return dataclasses.replace(

@@ -4,6 +4,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import NestedKey
 
 from interop.data.keys import as_path, checked_key
 from interop.postprocs import returns
@@ -32,12 +33,12 @@ class DensifyReward(TensorDictModuleBase):
     def __init__(
         self,
         *,
-        reward_key: Any = "reward",
-        done_key: Any = "done",
+        reward_key: NestedKey | None = "reward",
+        done_key: NestedKey | None = "done",
         reward_key_out: Any = None,
         time_dim: int | None = None,
         discount: float = 1.0,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
 from fbuf import checks
@@ -64,7 +65,7 @@ class MultiStep(nn.Module):
         n_steps: int,
         *,
         last_flags: bool = False,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import known_keys
@@ -90,7 +91,7 @@ def _wide(rewards: Tensor) -> Tensor:
     return rewards.to(torch.promote_types(_floating(rewards), torch.float32))
 
 
-def entry(data: TensorDictBase, key: Any) -> Tensor:
+def entry(data: TensorDictBase, key: NestedKey) -> Tensor:
     """An entry; KeyError if it is missing."""
     found: Tensor | None = data.get(key, None)
     if found is None:

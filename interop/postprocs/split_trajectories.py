@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_leaf_nontensor, is_non_tensor
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path
@@ -21,8 +22,8 @@ def split_trajectories(
     rollout_tensordict: TensorDictBase,
     *,
     prefix: Any = None,
-    trajectory_key: Any = None,
-    done_key: Any = None,
+    trajectory_key: NestedKey | None = None,
+    done_key: NestedKey | None = None,
     as_nested: bool = False,
     only_named_keys: bool = False,
 ) -> TensorDict:
@@ -81,7 +82,7 @@ def split_trajectories(
     return made
 
 
-def _marks(data: TensorDictBase, id_path: Path, done_key: Any, only_named: bool) -> StepMarks:
+def _marks(data: TensorDictBase, id_path: Path, done_key: NestedKey | None, only_named: bool) -> StepMarks:
     """The entries that mark trajectories. Errors as for `split_trajectories`."""
     time, done_path = data.ndim - 1, ("next", *as_path("done" if done_key is None else done_key))
     beside: Any = data.get((*id_path[:-1], "mask"), None)

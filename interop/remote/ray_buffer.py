@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
@@ -160,7 +161,7 @@ class RayReplayBuffer:
         if not delayed_init:
             self.start()
 
-    def _begin(self, count: int, options: Options, priority_key: Any, home: int) -> None:
+    def _begin(self, count: int, options: Options, priority_key: NestedKey | None, home: int) -> None:
         self._count, self._options, self._priority_key = count, options, priority_key
         self._home = home  # the shard for all slice data of this client, and for its first other rows
         self._writes, self._clients = itertools.count(home), itertools.count()

@@ -56,14 +56,14 @@ class ConsumingSampler(Sampler):
         # What changed in place since `before_draw` or `before_write`: an array, places, and what was there.
         self._log: list[tuple[np.ndarray, Any, np.ndarray]] = []
 
-    def before_draw(self) -> Any:
+    def before_draw(self) -> dict[str, Any]:
         return self.before_write()
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         self._log = []
         return self.__dict__.copy()
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         drawn = [at for array, at, _ in self._log if array is self._drawn and isinstance(at, np.ndarray)]
         for array, at, entries in reversed(self._log):
             array[at] = entries

@@ -48,7 +48,7 @@ class DrawingSampler(Sampler):
     def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
         return None if names_slots(self) else super().reserve(storage, batch_size, key)
 
-    def before_draw(self) -> Any:
+    def before_draw(self) -> dict[str, Any] | None:
         return None if names_slots(self) else super().before_draw()
 
     @property

@@ -279,14 +279,13 @@ class PrioritizedSampler(DrawingSampler):
         super().let_go()
         self._lock.let_go()
 
-    def before_write(self) -> Any:
-        return self.__dict__.copy(), self._held.before_write()
+    def before_write(self) -> dict[str, Any]:
+        return {"attributes": self.__dict__.copy(), "held": self._held.before_write()}
 
-    def put_back(self, before: Any) -> None:
-        own, held = before
+    def put_back(self, before: dict[str, Any]) -> None:
         with self._lock:
-            self.__dict__.update(own)
-            self._held.put_back(held)
+            self.__dict__.update(before["attributes"])
+            self._held.put_back(before["held"])
 
     def reloaded(self, storage: Storage) -> None:
         self._keep(storage)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share as MemoryShare
@@ -46,13 +47,13 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         *,
         num_slices: int | None = None,
         slice_len: int | None = None,
-        end_key: Any = None,
+        end_key: NestedKey | None = None,
         end_keys: Sequence[Any] | None = None,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         ends: Tensor | None = None,
         trajectories: Tensor | None = None,
         cache_values: bool = False,
-        truncated_key: Any = ("next", "truncated"),
+        truncated_key: NestedKey | None = ("next", "truncated"),
         strict_length: bool = True,
         compile: bool | dict[str, Any] = False,
         span: Any = False,

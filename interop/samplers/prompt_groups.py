@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict.utils import NestedKey
 
 from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of, loading_members, saved_members
 from interop.data import randomness
@@ -208,14 +209,14 @@ class PromptGroupSampler(DrawingSampler):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
             self._sync(storage)
 
-    def before_draw(self) -> Any:
+    def before_draw(self) -> dict[str, Any]:
         return self.before_write()
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         self._groups.begin()
         return self.__dict__.copy()
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         super().put_back(before)
         self._groups.undo()
 
@@ -316,7 +317,7 @@ _ONE_PROCESS = (
 )
 
 
-def ids_of(storage: Storage, key: Any, slots: np.ndarray) -> list[Id]:
+def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[Id]:
     """The ids of items at flat slots. KeyError where they are not stored; TypeError or ValueError for other values."""
     try:
         found = columns.read(storage, key, slots)

@@ -91,11 +91,11 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """Whether a draw that raises an error counts, as far as it came: in classes of users."""
         return defined_outside(self, "draw") or defined_outside(self, "sample")
 
-    def before_draw(self) -> Any:
+    def before_draw(self) -> dict[str, Any] | None:
         """What `put_back` needs to undo the next draw, for what `undo_draw` does not undo; None for nothing."""
-        return self.__dict__.copy()
+        return self.before_write()
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         """Be again as at `before_draw`, or `before_write`. Of a user's class the attributes, not what changes in them."""
         self.__dict__.update(before)
 
@@ -105,7 +105,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     def let_go(self) -> None:
         """Release the locks of the sampler that this thread holds: after an interrupt."""
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         """What `put_back` needs to undo what a write does to the sampler."""
         return self.__dict__.copy()
 

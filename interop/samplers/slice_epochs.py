@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data import randomness
@@ -36,12 +37,12 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         num_slices: int | None = None,
         slice_len: int | None = None,
         drop_last: bool = False,
-        end_key: Any = None,
+        end_key: NestedKey | None = None,
         end_keys: Sequence[Any] | None = None,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         ends: Tensor | None = None,
         trajectories: Tensor | None = None,
-        truncated_key: Any = ("next", "truncated"),
+        truncated_key: NestedKey | None = ("next", "truncated"),
         strict_length: bool = True,
         shuffle: bool = True,
         compile: bool | dict[str, Any] = False,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path
@@ -78,7 +79,7 @@ def _ends(size: int, length: int) -> np.ndarray:
 class SliceInfo:
     """Builds the info of slices: flags "truncated", "done" and "terminated", the mask, `is_init` and weights."""
 
-    def __init__(self, truncated_key: Any) -> None:
+    def __init__(self, truncated_key: NestedKey | None) -> None:
         self._truncated = truncated_key
         parent = as_path(truncated_key)[:-1]
         self._done, self._terminated = ((*parent, name) if parent else name for name in ("done", "terminated"))

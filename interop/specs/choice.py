@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import torch
 from tensordict import is_non_tensor
+from tensordict.utils import NestedKey
 from torch import Size
 
 from interop.specs.spec import TensorSpec, refused
@@ -57,7 +58,7 @@ class Choice(TensorSpec):
             return any(each.is_in(val) for each in self._choices)
         return is_non_tensor(val) and any(val.tolist() == each.tolist() for each in self._choices)
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: Any, key: NestedKey | None = None) -> None:
         if isinstance(self._choices[0], TensorSpec):
             self._choices[0].type_check(value, key)
 

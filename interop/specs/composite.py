@@ -9,6 +9,7 @@ from typing import Any, Self, TypeGuard
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.base import _NESTED_TENSORS_AS_LISTS
+from tensordict.utils import NestedKey
 from torch import Size
 
 from interop.data.tensordicts import of_entries, unchecked
@@ -181,7 +182,7 @@ class Composite(TensorSpec):
                 raise
             return default
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: NestedKey, value: Any) -> None:
         first, *rest = path_of(key)
         self._check_unlocked()
         if not rest:
@@ -231,7 +232,7 @@ class Composite(TensorSpec):
             value = value.clone().to(self.device)
         return value
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: NestedKey) -> None:
         first, *rest = path_of(key)
         if rest:
             inner = self[first]
@@ -249,7 +250,7 @@ class Composite(TensorSpec):
             raise KeyError(f"{name!r} is not one of {list(self._specs)}")
         del self._specs[name]
 
-    def pop(self, key: Any, default: Any = _REQUIRED) -> Any:
+    def pop(self, key: NestedKey, default: Any = _REQUIRED) -> Any:
         """Remove and return an entry. If it is missing: the default, or KeyError without a default."""
         if default is not _REQUIRED and key not in self.keys(True):
             return default

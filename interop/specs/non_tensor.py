@@ -4,6 +4,7 @@ from typing import Any, Self
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_tensor
+from tensordict.utils import NestedKey
 from torch import Size, Tensor
 
 from interop.specs import shapes
@@ -52,7 +53,7 @@ class NonTensor(TensorSpec):
             return False
         return not (is_non_tensor(val) or isinstance(val, TensorDictBase)) or shapes.fits(self.shape, val.batch_size)
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: Any, key: NestedKey | None = None) -> None:
         """Do nothing: objects have no dtype."""
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from tensordict.utils import NestedKey
 from torch import Size, Tensor
 
 from interop.specs import shapes, torchrl_classes
@@ -145,7 +146,7 @@ class TensorSpec:
         if not self.is_in(value):
             raise AssertionError(f"{_about(value)} is not in {self}")
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: Any, key: NestedKey | None = None) -> None:
         """Raise TypeError if a value has another dtype."""
         if value.dtype != self.dtype:
             where = "" if key is None else f" of {key!r}"

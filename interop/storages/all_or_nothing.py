@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 class Undoable(Protocol):
     """A storage, writer or sampler that has more state than the counters of the storage."""
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         """What `put_back` needs after a write of any size. O(1)."""
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         """Be as before the write, but for rows and other large memory that it has overwritten."""
 
 

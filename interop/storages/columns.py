@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data import bridge
@@ -16,7 +17,7 @@ from interop.data.keys import as_path
 from interop.storages import Storage
 
 
-def has(storage: Storage, key: Any) -> bool:
+def has(storage: Storage, key: NestedKey) -> bool:
     """Whether the items have a tensor under the key. The storage has at least one item."""
     try:
         if storage.column(key) is not None:
@@ -32,7 +33,7 @@ def has(storage: Storage, key: Any) -> bool:
     return True
 
 
-def read(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
+def read(storage: Storage, key: NestedKey, slots: np.ndarray) -> Tensor:
     """Copies of an entry of the items at slots, [*slots.shape, ...], on the device of the storage. O(slots).
 
     KeyError for an entry that is not stored.
@@ -56,7 +57,7 @@ def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> li
     return [value.reshape(*slots.shape, *value.shape[1:]) for value in values]
 
 
-def flags(storage: Storage, key: Any, slots: np.ndarray) -> np.ndarray:
+def flags(storage: Storage, key: NestedKey, slots: np.ndarray) -> np.ndarray:
     """Whether an entry of one value an item is true, for the items at slots. ValueError for several values an item."""
     found = read(storage, key, slots)
     if found.numel() != slots.size:
@@ -64,7 +65,7 @@ def flags(storage: Storage, key: Any, slots: np.ndarray) -> np.ndarray:
     return (found != 0).reshape(slots.shape).cpu().numpy()
 
 
-def whole(storage: Storage, key: Any) -> Tensor:
+def whole(storage: Storage, key: NestedKey) -> Tensor:
     """An entry of all stored items in the order of slots, [items, ...]; a view if possible."""
     held = storage.column(key)
     if held is None:
@@ -73,7 +74,7 @@ def whole(storage: Storage, key: Any) -> Tensor:
     return held[: storage.shape[0]].flatten(0, storage.ndim - 1)
 
 
-def texts(storage: Storage, key: Any, slots: np.ndarray) -> list[str] | None:
+def texts(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[str] | None:
     """An entry of the items at slots, [n], if it is one text an item; None otherwise. O(slots).
 
     KeyError for an entry that is not stored.
@@ -92,18 +93,18 @@ def _gotten(storage: Storage, slots: np.ndarray) -> Any:
     return storage.get(tuple(map(torch.from_numpy, np.unravel_index(slots, tuple(storage.shape or ())))))
 
 
-def _by_item(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
+def _by_item(storage: Storage, key: NestedKey, slots: np.ndarray) -> Tensor:
     """`read` by the `get` of the storage."""
     held = _one_entry(_gotten(storage, slots.reshape(-1)), key)
     return held.reshape(*slots.shape, *held.shape[1:])
 
 
-def _one_entry(items: Any, key: Any) -> Tensor:
+def _one_entry(items: Any, key: NestedKey) -> Tensor:
     """An entry of a list or batch of items, [items, ...]."""
     return torch.stack([_within(item, key) for item in items]) if isinstance(items, list) else _within(items, key)
 
 
-def _within(item: Any, key: Any) -> Tensor:
+def _within(item: Any, key: NestedKey) -> Tensor:
     """A tensor in an item. KeyError where there is none."""
     held = item
     for step in as_path(key):

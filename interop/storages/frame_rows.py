@@ -228,13 +228,13 @@ class FrameRows(TorchRows):
 
     # ------------------------------------------------------------------ writing
 
-    def before_write(self) -> Any:
+    def before_write(self) -> tuple[Any, ...]:
         """What `put_back` needs. O(lanes and finals)."""
         per_row, last = self.scheme.per_row, (int(self.counts[_WRITTEN]) - 1) % self.scheme.capacity
         heads = [table[1 : 1 + per_row].clone() for table in self._tables]
         return last, heads, *(each.copy() for each in (self._index[last], self._free, self._newest, self.counts))
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: tuple[Any, ...]) -> None:
         """Be as before a write, but for rows that it has overwritten: it can be checked and made again."""
         last, heads, index, self._free[:], self._newest[:], self.counts[:] = before
         self._index[last] = index

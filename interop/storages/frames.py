@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields
@@ -66,7 +67,7 @@ class LazyFrameStorage(TensorStorage):
         stack_dim: int = -3,
         padding: Literal["first", "zero"] = "first",
         end_keys: Sequence[Any] | None = None,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         finals: int | None = None,
         check: bool = True,
         ndim: int = 1,
@@ -194,12 +195,12 @@ class LazyFrameStorage(TensorStorage):
             views.set(layout.leaves[place].path, column[: self.filled_rows])
         return views
 
-    def before_write(self) -> Any:
-        return None if self.rows is None else self._frames().before_write()
+    def before_write(self) -> dict[str, Any]:
+        return {} if self.rows is None else {"frames": self._frames().before_write()}
 
-    def put_back(self, before: Any) -> None:
-        if before is not None:
-            self._frames().put_back(before)
+    def put_back(self, before: dict[str, Any]) -> None:
+        if before:
+            self._frames().put_back(before["frames"])
         elif self.rows is not None:
             self._frames().clear()
 

@@ -68,13 +68,12 @@ class ListStorage(Storage):
             else:
                 self._storage[place] = item
 
-    def before_write(self) -> Any:
-        return self._storage, len(self._storage)
+    def before_write(self) -> dict[str, Any]:
+        return {"items": self._storage, "length": len(self._storage)}
 
-    def put_back(self, before: Any) -> None:
-        items, length = before
-        self._storage = items
-        del items[length:]
+    def put_back(self, before: dict[str, Any]) -> None:
+        self._storage = before["items"]
+        del self._storage[before["length"] :]
 
     def memory_shares(self, data: Any) -> list[Share]:
         return [*self._tensors_of(planning.example(data, 1)), Share("items", "the objects of the list", "cpu", None)]

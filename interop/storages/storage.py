@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
@@ -198,10 +199,11 @@ class Storage(Aliases, Seeded):
         """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
         self.journal.recover_interrupted()
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         """What `put_back` needs after an interrupted write, beside the counters of the ring. O(1)."""
+        return {}
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         """Be as before an interrupted write, but for the rows that it has overwritten. Inside a transaction."""
 
     def replace(self, change: Callable[[], None]) -> None:
@@ -340,7 +342,7 @@ class Storage(Aliases, Seeded):
         """The layout of the items in memory; None for a storage whose items may differ, and before the first write."""
         return None
 
-    def column(self, key: Any) -> torch.Tensor | None:
+    def column(self, key: NestedKey) -> torch.Tensor | None:
         """The memory of an entry, [rows, *lanes, ...]; None if entries can only be read by `get`.
 
         Do not keep it: the memory may move. KeyError for an entry that is not stored. The lock is held.

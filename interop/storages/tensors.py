@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import MemoryMappedTensor, TensorDictBase, is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share
@@ -521,7 +522,7 @@ class TensorStorage(Storage):
     def is_live(self, index: Any) -> bool:
         return is_basic(index)
 
-    def column(self, key: Any) -> Tensor | None:
+    def column(self, key: NestedKey) -> Tensor | None:
         return reading.column(self, as_path(key)) if self._reads_rows(as_path(key)) else None
 
     def host_columns(self, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase, is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path
@@ -48,7 +49,7 @@ class TEDError(ValueError):
 def check_ted(
     data: TensorDictBase,
     *,
-    done_key: Any = ("next", "done"),
+    done_key: NestedKey | None = ("next", "done"),
     done_keys: Iterable[Any] = DEFAULT_DONE_KEYS,
     reward_keys: Iterable[Any] = REWARD_KEYS,
     observation_keys: Iterable[Any] | None = None,

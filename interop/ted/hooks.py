@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_leaf_nontensor, is_non_tensor, is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path
@@ -50,7 +51,7 @@ class TED2Flat:
 
     def __init__(
         self,
-        done_key: Any = ("next", "done"),
+        done_key: NestedKey | None = ("next", "done"),
         shift_key: Any = "shift",
         is_full_key: Any = "is_full",
         done_keys: Iterable[Any] = DEFAULT_DONE_KEYS,
@@ -102,7 +103,7 @@ class Flat2TED:
 
     def __init__(
         self,
-        done_key: Any = "done",
+        done_key: NestedKey | None = "done",
         shift_key: Any = "shift",
         is_full_key: Any = "is_full",
         done_keys: Iterable[Any] = DEFAULT_DONE_KEYS,

@@ -57,11 +57,11 @@ class MultiStepTransform(Transform):
         gamma: float,
         *,
         reward_keys: Any = None,
-        done_key: Any = None,
+        done_key: NestedKey | None = None,
         done_keys: Any = None,
-        mask_key: Any = None,
+        mask_key: NestedKey | None = None,
         last_flags: bool = False,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
         super().__init__()
@@ -164,9 +164,9 @@ class Reward2GoTransform(Transform):
         gamma: float | Tensor | None = 1.0,
         in_keys: Keys = None,
         out_keys: Keys = None,
-        done_key: Any = "done",
+        done_key: NestedKey | None = "done",
         *,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
         found = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
@@ -260,7 +260,7 @@ class RewardSum(Transform):
         out_keys: Keys = None,
         *,
         time_dim: int | None = None,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
         found = as_keys("in_keys", "reward" if in_keys is None else in_keys)

@@ -30,12 +30,12 @@ class Generations:
     # Counts that changed since `before_write`: which ones, and what they were.
     _changed: list[tuple[np.ndarray, Any, np.ndarray]] | None = None
 
-    def before_write(self) -> Any:
+    def before_write(self) -> Tensor:
         """What `put_back` needs."""
         self._changed = []
         return self._counts
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: Tensor) -> None:
         """Be as at the last `before_write`."""
         for counts, at, were in reversed(self._changed or []):
             counts[at] = were

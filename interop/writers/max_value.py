@@ -52,11 +52,11 @@ class TensorDictMaxValueWriter(Writer):
         self._replaced: tuple[int, dict[int, float]] | None = None
         self._process = OneProcess(_ONE_PROCESS)
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         self._replaced = None
         return self.__dict__.copy()
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         replaced = self._replaced
         super().put_back(before)
         if replaced is not None:  # the heap has changed in place

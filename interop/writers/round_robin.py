@@ -166,14 +166,13 @@ class RoundRobinWriter(Writer):
     def is_undoable(self) -> bool:
         return self.tracks_generations or type(self).before_write is not RoundRobinWriter.before_write
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         counted = self._storage.generations if self.tracks_generations else None
-        return None if counted is None else (counted, counted.before_write())
+        return {} if counted is None else {"counted": counted, "before": counted.before_write()}
 
-    def put_back(self, before: Any) -> None:
-        if before is not None:
-            counted, held = before
-            counted.put_back(held)
+    def put_back(self, before: dict[str, Any]) -> None:
+        if before:
+            before["counted"].put_back(before["before"])
 
     def _vacant(self, count: int) -> np.ndarray:
         return _NONE if self.vacant is None else self.vacant(count)

@@ -67,11 +67,11 @@ class Writer(Stateful, Seeded, ABC):
         """Whether a write changes more than the storage and its counters."""
         return True
 
-    def before_write(self) -> Any:
+    def before_write(self) -> dict[str, Any]:
         """What `put_back` needs after an interrupted write. O(1). Of a user's class its attributes."""
         return self.__dict__.copy()
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: dict[str, Any]) -> None:
         """Be as before an interrupted write."""
         self.__dict__.update(before)
 
