@@ -395,6 +395,7 @@ class ReplayBuffer(Sampled):
 
     def _write(self, stored: Any, many: bool, with_priorities: bool) -> Any:
         """Write items, and give the samplers of all buffers on the storage their slots. The lock is held."""
+        self._writer.refuse_write("extend" if many else "add")
         storage, sampler, transforms = self._storage, self._sampler, self._transform.count
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored

@@ -60,7 +60,8 @@ class HubFolderSource(Source):
         with parquet.opened(part.path) as file:
             schema = file.schema
             features, names = features_of(schema, str(part.path)), self._kept(schema.names)
-            table = file.read(*part.which, names)
+            (group,) = part.which
+            table = file.read(group, names)
             rows = TensorDict({}, [len(table)])
             for name in names:
                 column = table[name].combine_chunks()

@@ -19,6 +19,9 @@ class ImmutableDatasetWriter(Writer):
         """RuntimeError."""
         _refuse("extend")
 
+    def refuse_write(self, call: str) -> NoReturn:
+        _refuse(call)
+
     def refuse_empty(self) -> NoReturn:
         _refuse("empty")
 

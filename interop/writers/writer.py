@@ -46,6 +46,9 @@ class Writer(Stateful, Seeded, ABC):
     def extend(self, data: Any) -> Tensor:
         """Write a batch of items; the slots they took."""
 
+    def refuse_write(self, call: str) -> None:
+        """RuntimeError for a writer that takes no items by this call. Called before anything changes."""
+
     def refuse_empty(self) -> None:
         """RuntimeError for a buffer that must not be emptied. Called before anything changes."""
 

@@ -183,7 +183,7 @@ SUBJECTS = [
     Subject("Minari, HDF5", "minari", "files/toy/all-v0/data/metadata.json"),
     Subject("Minari, Arrow", "minari", "files/toy/all-v0/data/metadata.json", make=_ARROW),
     Subject("Minari, an episode", "minari", "files/toy/all-v0/data/4/metadata.json", make=_ARROW),
-    Subject("LeRobot", "lerobot", "files/meta/info.json", allowed=(DatasetError,), lists=("features: without", "features: ")),
+    Subject("LeRobot", "lerobot", "files/meta/info.json", allowed=(DatasetError,), lists=("features: ",)),
     Subject("the list of the hub", "roboset", "api/datasets/jdvakil/RoboSet_Sim", answered=True, allowed=(DownloadError,),
             lists=("rfilename", "without the first")),
     Subject("the list of the bucket", "atari_dqn", "storage/v1/b/atari-replay-datasets/o", answered=True,
