@@ -23,6 +23,7 @@ from fbuf.writers import RingState, backward, onward, wrapped
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; CUT: another trajectory followed without an end
 _FIRST = 4  # in the marks of a written item, beside its kind of end: a trajectory begins with it
 
+Ids = Array | tuple[Array, ...]  # of items, or of each of several leaves
 Queued = tuple[Array, Array, Array]  # a ring of slots [items + 1], the place of the oldest, and how many there are
 
 _FEW = 256  # slots up to which a loop over them is faster on the CPU than kernels over all
@@ -123,9 +124,7 @@ class Trajectories:
             id=_one_or_several([jnp.zeros(lanes, leaf.dtype) for leaf in held]),
         )
 
-    def marks(
-        self, batch: Any, lanes: tuple[int, ...]
-    ) -> tuple[UInt8[Array, "n lanes"], Array | tuple[Array, ...] | None]:
+    def marks(self, batch: Any, lanes: tuple[int, ...]) -> tuple[UInt8[Array, "n lanes"], Ids | None]:
         """The marks and the ids of each item of a batch with leaves [n, *lanes, ...]: see `kind_of`."""
         shape = (-1, math.prod(lanes))
         marks = jnp.zeros((jax.tree.leaves(batch)[0].shape[0], shape[1]), jnp.uint8)
@@ -151,7 +150,7 @@ class Trajectories:
         return found
 
 
-def _one_or_several(leaves: list[Array]) -> Array | tuple[Array, ...] | None:
+def _one_or_several(leaves: list[Array]) -> Ids | None:
     """None, the only leaf, or a tuple of several."""
     return None if not leaves else leaves[0] if len(leaves) == 1 else tuple(leaves)
 
@@ -166,13 +165,15 @@ def _begin(marks: Array) -> Array:
     return marks >= np.uint8(_FIRST)
 
 
-def _differ(one: Any, other: Any) -> Array:
+def _differ(one: Ids, other: Ids) -> Array:
     """Whether one of the ids differs."""
     differing = [a != b for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
     return functools.reduce(jnp.logical_or, differing)
 
 
-def written(state: TrajectoryState, ring: RingState, marks: UInt8[Array, "n lanes"], ids: Any) -> TrajectoryState:
+def written(
+    state: TrajectoryState, ring: RingState, marks: UInt8[Array, "n lanes"], ids: Ids | None
+) -> TrajectoryState:
     """The index after n rows with these marks and ids were written; `ring` is the ring before that. O(n)."""
     capacity, count = state.number.shape[0], marks.shape[0]
     now, at = ring.written[0], jnp.arange(count, dtype=jnp.int32)[:, None]
@@ -213,7 +214,7 @@ def written(state: TrajectoryState, ring: RingState, marks: UInt8[Array, "n lane
     )
 
 
-def check_ids(state: TrajectoryState, ids: Any) -> None:
+def check_ids(state: TrajectoryState, ids: Ids | None) -> None:
     """ValueError if the state keeps ids and items have none, or the other way round."""
     if len(jax.tree.leaves(ids)) != len(jax.tree.leaves(state.id)):
         raise ValueError(
@@ -227,7 +228,7 @@ def written_one_by_one(
     state: TrajectoryState,
     ring: RingState,
     marks: UInt8[Array, "n lanes"],
-    ids: Any,
+    ids: Ids | None,
     queued: Queued | None,
     _after: RingState,
 ) -> tuple[TrajectoryState, Array, Queued | None]:

@@ -243,7 +243,7 @@ def _next(key: tuple[str, ...]) -> tuple[str, ...]:
     return key if key[0] == "next" else ("next", *key)
 
 
-def _path(name: str, key: Any) -> tuple[str, ...]:
+def _path(name: str, key: object) -> tuple[str, ...]:
     path = as_path(key)
     if not (path and all(isinstance(step, str) for step in path)):
         raise TypeError(f"{name} must be a name or a tuple of names, got {key!r}")

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import NestedKey, TensorDictBase, is_non_tensor, is_tensor_collection
 
 
-def as_path(key: Any) -> tuple[Any, ...]:
+def as_path(key: object) -> tuple[Any, ...]:
     """The key as a tuple."""
     return key if isinstance(key, tuple) else (key,)
 

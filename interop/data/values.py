@@ -190,7 +190,7 @@ def _opened(value: Any, kind: type) -> _Opened | str:
 _NO_KEYS = " with keys that are no texts"
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: object) -> bool:
     return (type(key) is int and -(2**63) <= key < 2**63) or (type(key) is str and is_written(key))
 
 

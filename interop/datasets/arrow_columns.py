@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.hub_features import Feature, element_of, field_of, is_image, other_kind
 from interop.datasets.images import stacked
 from interop.datasets.rows import channels_first
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TENSORS, _FLAGS = "arrow.fixed_shape_tensor", "arrow.bool8"
 
@@ -26,7 +29,7 @@ def faults(what: str) -> Iterator[None]:
         raise CorruptDatasetError(f"{what} cannot be read ({error})") from error
 
 
-def unsupported(kind: Any, feature: Feature = None, *, in_list: bool = False) -> str | None:
+def unsupported(kind: "pa.DataType", feature: Feature = None, *, in_list: bool = False) -> str | None:
     """Why columns of an Arrow type are not read by `values`; None where they are.
 
     Args:
@@ -62,7 +65,7 @@ def unsupported(kind: Any, feature: Feature = None, *, in_list: bool = False) ->
     return f"is {kind}, which are no arrays of one shape and no text"
 
 
-def leaf_paths(kind: Any) -> Iterator[tuple[str, ...]]:
+def leaf_paths(kind: "pa.DataType") -> Iterator[tuple[str, ...]]:
     """The paths of the fields of structs, also of those in lists; one empty path for a type without structs."""
     pyarrow = required("pyarrow", "datasets")
     if isinstance(kind, pyarrow.BaseExtensionType):
@@ -76,7 +79,12 @@ def leaf_paths(kind: Any) -> Iterator[tuple[str, ...]]:
         yield ()
 
 
-def values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None = None, feature: Feature = None) -> Any:
+def values(
+    column: "pa.ChunkedArray | pa.Array",
+    where: str,
+    metadata: Mapping[bytes, bytes] | None = None,
+    feature: Feature = None,
+) -> Any:
     """Convert a `pyarrow.Array` to an array [rows, ...], a list of text or bytes, or a mapping of these.
 
     Lists of equal length become dims of the array, also where they hold structs. Dictionaries are decoded. Minari records
@@ -88,7 +96,9 @@ def values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None = Non
         return _values(column, where, metadata, feature)
 
 
-def _values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None, feature: Feature) -> Any:
+def _values(
+    column: "pa.ChunkedArray | pa.Array", where: str, metadata: Mapping[bytes, bytes] | None, feature: Feature
+) -> Any:
     pyarrow = required("pyarrow", "datasets")
     types = pyarrow.types
     if getattr(column.type, "extension_name", None) == _TENSORS:
@@ -126,12 +136,12 @@ def _values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None, fea
     raise CorruptDatasetError(f"{where} is {kind}, which are no arrays of one shape and no text")
 
 
-def _refuse_missing(column: Any, where: str) -> None:
+def _refuse_missing(column: "pa.ChunkedArray | pa.Array", where: str) -> None:
     if column.null_count:
         raise CorruptDatasetError(f"{where} has {column.null_count} missing values")
 
 
-def _in_lists(flat: Any, rows: int, length: int, metadata: Mapping[bytes, bytes] | None) -> Any:
+def _in_lists(flat: "pa.Array", rows: int, length: int, metadata: Mapping[bytes, bytes] | None) -> Any:
     """The elements of lists of one length by row: arrays [rows, length, ...]."""
     if isinstance(flat, dict):
         return {name: _in_lists(each, rows, length, None) for name, each in flat.items()}
@@ -141,12 +151,12 @@ def _in_lists(flat: Any, rows: int, length: int, metadata: Mapping[bytes, bytes]
     return flat.reshape(rows, *shape)
 
 
-def _has_text(flat: Any) -> bool:
+def _has_text(flat: "pa.Array") -> bool:
     """Whether elements of lists are other than arrays."""
     return any(map(_has_text, flat.values())) if isinstance(flat, dict) else not isinstance(flat, np.ndarray)
 
 
-def _images(column: Any, where: str) -> np.ndarray:
+def _images(column: "pa.ChunkedArray | pa.Array", where: str) -> np.ndarray:
     """Decode images: binary, or structs of "bytes" and "path"."""
     if required("pyarrow", "datasets").types.is_struct(column.type):
         _refuse_missing(column, where)
@@ -156,25 +166,25 @@ def _images(column: Any, where: str) -> np.ndarray:
     return channels_first(stacked(column.to_pylist(), where))
 
 
-def _has_bytes(kind: Any) -> bool:
+def _has_bytes(kind: "pa.DataType") -> bool:
     """Whether a type is that of encoded images."""
     if required("pyarrow", "datasets").types.is_struct(kind):
         return any(field.name == "bytes" and _is_binary(field.type) for field in kind)
     return _is_binary(kind)
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: "pa.DataType") -> bool:
     types = required("pyarrow", "datasets").types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _is_binary(kind: Any) -> bool:
+def _is_binary(kind: "pa.DataType") -> bool:
     types = required("pyarrow", "datasets").types
     found = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
     return bool(found or (types.is_fixed_size_binary(kind) and not types.is_decimal(kind)))
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: "pa.DataType") -> bool:
     types = required("pyarrow", "datasets").types
     plain = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(plain or types.is_list_view(kind) or types.is_large_list_view(kind))

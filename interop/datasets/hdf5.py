@@ -5,13 +5,17 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from interop.data.arguments import required
 from interop.datasets import allowance
 from interop.datasets.errors import CorruptDatasetError, DatasetError
+
+if TYPE_CHECKING:
+    import h5py
 
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # errors of h5py for damaged files
 _FILLED = 4096  # bytes that a compressed dataset may announce beside its compressed ones
@@ -57,7 +61,7 @@ def opened(path: Path) -> Iterator[Any]:
         yield file
 
 
-def _check_links(file: Any, path: Path) -> None:
+def _check_links(file: "h5py.File", path: Path) -> None:
     h5py = required("h5py", "interop")
     seen = {h5py.h5o.get_info(file.id).addr}
 
@@ -79,7 +83,7 @@ def _check_links(file: Any, path: Path) -> None:
         raise CorruptDatasetError(f"{path}: {found}: it is not read")
 
 
-def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
+def arrays(group: "h5py.Group", rows: slice = slice(None)) -> dict[str, Any]:
     """All values below a group of an `opened` file: `values` of datasets, and mappings of these for groups."""
     h5py = required("h5py", "interop")
     try:
@@ -92,7 +96,7 @@ def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
     }
 
 
-def values(entry: Any, rows: slice = slice(None)) -> Any:
+def values(entry: "h5py.Dataset", rows: slice = slice(None)) -> Any:
     """Rows of a dataset of an `opened` file: an array, a list of text, or a list of arrays of different lengths.
 
     A dataset without dims gives a single value, a group its `arrays`. CorruptDatasetError names file and entry, for values
@@ -102,7 +106,7 @@ def values(entry: Any, rows: slice = slice(None)) -> Any:
     return arrays(entry, rows) if isinstance(entry, h5py.Group) else _values(h5py, entry.id, rows)
 
 
-def datasets(group: Any) -> dict[str, Any]:
+def datasets(group: "h5py.Group") -> dict[str, Any]:
     """The `h5py.Dataset`s below a group of an `opened` file, by relative path. Values are not read.
 
     CorruptDatasetError as for `values`.
@@ -121,7 +125,7 @@ def datasets(group: Any) -> dict[str, Any]:
     return found
 
 
-def shapes(file: Any, name: str) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+def shapes(file: "h5py.File", name: str) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
     """Dtype and shape of the datasets below a group of an `opened` file, by path; none if there is no such group.
 
     The dtype of text is None. CorruptDatasetError as for `values`, for sizes that are not there; values are not read.
@@ -133,7 +137,7 @@ def shapes(file: Any, name: str) -> dict[tuple[str, ...], tuple[Any, tuple[int, 
         raise _damaged(h5py, file.id, error) from error
 
 
-def _shapes(h5py: Any, group: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+def _shapes(h5py: ModuleType, group: "h5py.Group") -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
     found: dict[tuple[str, ...], tuple[Any, tuple[int, ...]]] = {}
     if isinstance(group, h5py.h5g.GroupID):
         for key in group:
@@ -146,7 +150,7 @@ def _shapes(h5py: Any, group: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int
     return found
 
 
-def attributes(group: Any) -> dict[str, Any]:
+def attributes(group: "h5py.Group") -> dict[str, Any]:
     """The attributes of a group of an `opened` file, as JSON. CorruptDatasetError for damaged ones, and for other types."""
     return {name: _as_json(value, f"{group.name}, attribute {name}") for name, value in group.attrs.items()}
 
@@ -165,7 +169,7 @@ def _as_json(value: Any, where: str) -> Any:
     raise CorruptDatasetError(f"{where} is a {type(value).__name__}: neither numbers nor text")
 
 
-def _values(h5py: Any, it: Any, rows: slice) -> Any:
+def _values(h5py: ModuleType, it: "h5py.h5d.DatasetID", rows: slice) -> Any:
     """`values` for a low-level h5py identifier, which is faster than `h5py.Dataset` for small datasets."""
     try:
         shape, dtype = _layout(h5py, it)
@@ -186,7 +190,9 @@ def _values(h5py: Any, it: Any, rows: slice) -> Any:
         raise _damaged(h5py, it, error) from error
 
 
-def _of_any_length(h5py: Any, it: Any, reader: Any, shape: tuple[int, ...], rows: slice) -> np.ndarray:
+def _of_any_length(
+    h5py: ModuleType, it: "h5py.h5d.DatasetID", reader: "h5py.Dataset", shape: tuple[int, ...], rows: slice
+) -> np.ndarray:
     """Text or arrays of variable length, an array of objects.
 
     Each entry names its length and place in the file. Many may name the same place, so that they are larger together than
@@ -207,7 +213,7 @@ def _of_any_length(h5py: Any, it: Any, reader: Any, shape: tuple[int, ...], rows
     return found
 
 
-def shape_of(file: Any, path: str) -> tuple[int, ...]:
+def shape_of(file: "h5py.File", path: str) -> tuple[int, ...]:
     """The shape of a dataset of an `opened` file. KeyError if there is none; CorruptDatasetError as for `values`."""
     h5py = required("h5py", "interop")
     try:
@@ -217,7 +223,7 @@ def shape_of(file: Any, path: str) -> tuple[int, ...]:
     return _layout(h5py, it)[0]
 
 
-def _layout(h5py: Any, it: Any) -> tuple[tuple[int, ...], np.dtype]:
+def _layout(h5py: ModuleType, it: "h5py.h5d.DatasetID") -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of a dataset. CorruptDatasetError unless it has numbers or text in this file."""
     if not isinstance(it, h5py.h5d.DatasetID):
         raise CorruptDatasetError(f"{_name(h5py, it)} is a {type(it).__name__}, no dataset")
@@ -237,9 +243,9 @@ def _layout(h5py: Any, it: Any) -> tuple[tuple[int, ...], np.dtype]:
     return shape, dtype
 
 
-def _name(h5py: Any, it: Any) -> str:
+def _name(h5py: ModuleType, it: "h5py.h5d.DatasetID") -> str:
     return f"{h5py.h5f.get_name(it).decode()}: {(h5py.h5i.get_name(it) or b'?').decode(errors='replace')!r}"
 
 
-def _damaged(h5py: Any, it: Any, error: Exception) -> Exception:
+def _damaged(h5py: ModuleType, it: "h5py.h5d.DatasetID", error: Exception) -> Exception:
     return _corrupt(f"{_name(h5py, it)} is damaged", error)

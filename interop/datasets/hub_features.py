@@ -1,9 +1,12 @@
 """What the library `datasets` says of the columns of a Parquet file, in its schema: images, lists, labels."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interop.datasets.described import json_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Feature = Any  # a part of the JSON; None for one that is not known
 _LISTS = ("List", "LargeList", "Sequence")
@@ -19,7 +22,7 @@ _IN_ARROW = {
 }  # Arrow types say all
 
 
-def features_of(schema: Any, where: str) -> Mapping[str, Feature]:
+def features_of(schema: "pa.Schema", where: str) -> Mapping[str, Feature]:
     """The features of a schema by column; empty where there are none. CorruptDatasetError for other text than JSON."""
     text = (schema.metadata or {}).get(b"huggingface")
     if text is None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
@@ -20,6 +20,9 @@ from interop.datasets.hub_features import features_of
 from interop.datasets.rows import leaf
 from interop.datasets.source import Part, Source
 from interop.host.maps import file_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class HubFolderSource(Source):
     def _kept(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in (self.exclude or ())]
 
-    def _check_columns(self, schema: Any, path: Path) -> None:
+    def _check_columns(self, schema: "pa.Schema", path: Path) -> None:
         """Errors, before the first row is read, for columns that cannot be entries."""
         names: list[str] = schema.names
         if missing := set(self.exclude or ()) - set(names):

@@ -8,12 +8,16 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from interop.data.arguments import required
 from interop.datasets import allowance
 from interop.datasets.arrow_columns import faults
 from interop.datasets.errors import CorruptDatasetError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # kinds of pages
@@ -50,7 +54,7 @@ class Groups:
         schema: the columns without that, and their types. Views are text and bytes.
     """
 
-    def __init__(self, path: Path, plain: BinaryIO, file: Any, schema: Any) -> None:
+    def __init__(self, path: Path, plain: BinaryIO, file: "pq.ParquetFile", schema: "pa.Schema") -> None:
         self._path, self._plain, self._file, self.schema = path, plain, file, schema
         self._size = os.fstat(plain.fileno()).st_size
 
@@ -62,7 +66,7 @@ class Groups:
                 raise CorruptDatasetError(f"{self._path}, row group {place}: it announces {count} rows")
         return counts
 
-    def read(self, number: int, columns: Collection[str] | None = None) -> Any:
+    def read(self, number: int, columns: Collection[str] | None = None) -> "pa.Table":
         """A row group, a `pyarrow.Table`: these columns, each of which the schema has once, or all.
 
         CorruptDatasetError, before it is decoded, if it announces more than it has.
@@ -78,7 +82,7 @@ class Groups:
             schema = required("pyarrow", "datasets").schema(fields, schema.metadata)
         return table.cast(schema) if table.num_columns else table  # a cast would forget its number of rows
 
-    def table(self, columns: Collection[str] | None = None, bounds: tuple[str, int, int] | None = None) -> Any:
+    def table(self, columns: Collection[str] | None = None, bounds: tuple[str, int, int] | None = None) -> "pa.Table":
         """The rows of all groups, a `pyarrow.Table`, as `read`.
 
         Args:
@@ -165,12 +169,12 @@ class Groups:
         return total, has_dictionary
 
 
-def _without_views(schema: Any) -> Any:
+def _without_views(schema: "pa.Schema") -> "pa.Schema":
     """A schema with text and bytes in the place of their views, to which pyarrow casts no dictionaries."""
     pyarrow = required("pyarrow", "datasets")
     types = pyarrow.types
 
-    def plain(kind: Any) -> Any:
+    def plain(kind: "pa.DataType") -> "pa.DataType":
         if types.is_string_view(kind):
             return pyarrow.string()
         if types.is_binary_view(kind):
@@ -193,14 +197,14 @@ def _is_in(path: str, columns: Collection[str]) -> bool:
     return any(".".join(parts[:count]) in columns for count in range(1, len(parts) + 1))
 
 
-def _not_negative(value: Any, where: str) -> int:
+def _not_negative(value: object, where: str) -> int:
     """A number of the header of a page."""
     if not isinstance(value, int) or value < 0:
         raise CorruptDatasetError(f"{where}: the header of a page has {value!r} where a number or size is needed")
     return value
 
 
-def _text_bytes(column: Any) -> int:
+def _text_bytes(column: "pa.ChunkedArray") -> int:
     """The bytes of the text in a column, written out."""
     pyarrow, compute = required("pyarrow", "datasets"), required("pyarrow.compute", "datasets")
     types, total = pyarrow.types, 0

@@ -44,7 +44,7 @@ class TensorMap(abc.ABC):
     def contains(self, key: Any) -> Tensor:
         """Whether keys have a value: bool, of their batch size."""
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         return bool(self.contains(key))
 
 

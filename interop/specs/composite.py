@@ -295,7 +295,7 @@ class Composite(TensorSpec):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._specs)
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self.keys(True)
 
     def _roots(self) -> Iterator[tuple[str, Entry]]:

@@ -270,7 +270,7 @@ def as_key(name: str, key: Any) -> NestedKey:
     return as_keys(name, [key])[0]
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: object) -> bool:
     return isinstance(key, str) or (isinstance(key, tuple) and len(key) > 0 and all(map(_is_key, key)))
 
 

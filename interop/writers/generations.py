@@ -42,7 +42,7 @@ class Generations:
         self._hold(before)
         self._changed = []
 
-    def _log(self, at: Any) -> None:
+    def _log(self, at: np.ndarray | slice | int) -> None:
         if self._changed is not None:
             self._changed.append((self._writes, at, self._writes[at].copy()))
 
