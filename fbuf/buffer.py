@@ -276,9 +276,13 @@ class Buffer:
         frames.belong(self._frames, state.frames, self.capacity, self.items_per_row)
 
 
-def _is_here(counters: Array) -> bool:
+def _is_here(counters: object) -> bool:
     """Whether the counters of one ring have values that this process can read."""
-    return not isinstance(counters, jax.core.Tracer) and counters.ndim == 1 and counters.is_fully_addressable
+    if isinstance(counters, np.ndarray):
+        return counters.ndim == 1
+    if isinstance(counters, jax.core.Tracer) or not isinstance(counters, jax.Array):
+        return False
+    return counters.ndim == 1 and counters.is_fully_addressable
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -167,7 +167,12 @@ def _begin(marks: Array) -> Array:
 
 def _differ(one: Ids, other: Ids) -> Array:
     """Whether one of the ids differs."""
-    differing = [a != b for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
+    differing = []
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        differs = a != b
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            differs &= ~(jnp.isnan(a) & jnp.isnan(b))  # one id
+        differing.append(differs)
     return functools.reduce(jnp.logical_or, differing)
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys, NoMarkersError
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage
+from interop.writers import Writer
 
 _DONE = ("next", "done")
 _BOUNDARIES = ("pad", "stop", "include_reset")
@@ -33,6 +35,9 @@ class SampleUnit(ABC):
             info: of the anchors. Entries with one value an anchor need one value for each item of the new index.
             storage: to read from.
         """
+
+    def check_fit(self, writer: Writer) -> None:
+        """TypeError for a writer whose rows the unit cannot use."""
 
 
 class Transition(SampleUnit):
@@ -99,7 +104,15 @@ class Sequence(SampleUnit):
         self.dilation = whole("dilation", dilation)
         self.traj_key = checked_key("traj_key", traj_key)
         self.only_named_keys = bool(only_named_keys)
-        self._index: StoredTrajectories | None = None  # of the episodes, since the first draw
+        # The episodes of each storage: one unit may serve several buffers, from several threads.
+        self._indices: WeakKeyDictionary[Storage, StoredTrajectories] = WeakKeyDictionary()
+
+    def check_fit(self, writer: Writer) -> None:
+        if not writer.keeps_order:
+            raise TypeError(
+                f"windows follow the order of writing, which a {type(writer).__name__} does not keep: draw items, or use a "
+                "RoundRobinWriter"
+            )
 
     def _keys(self) -> TrajectoryKeys | None:
         """The entries that divide the rows into runs that a window stays in; None for none."""
@@ -154,21 +167,22 @@ class Sequence(SampleUnit):
         keys = self._keys()
         if keys is None:
             return None
-        if self._index is None or self._index.keys.keys != keys:  # the attributes may be set
-            self._index = StoredTrajectories(BoundaryKeys(keys))
+        known = self._indices.get(storage)
+        if known is None or known.keys.keys != keys:  # the attributes may be set
+            known = self._indices[storage] = StoredTrajectories(BoundaryKeys(keys))
         try:
-            return self._index.of(storage)
+            return known.of(storage)
         except NoMarkersError as error:
             if self.done_key is None or self.episode_boundary == "include_reset":
                 return None
             raise KeyError(f"{self.done_key!r} is not stored, which says where episodes end: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_index"}
+        return {key: value for key, value in vars(self).items() if key != "_indices"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._index = None
+        self._indices = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         names = ["length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation"]

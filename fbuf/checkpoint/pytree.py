@@ -116,15 +116,19 @@ def _like(source: Source, like: Any) -> Any:
 
 def _join_counters(saved: dict[Any, tuple[str, Any]]) -> None:
     """Put the counters of rings, which earlier versions saved one by one, into one array."""
-    for name in [name for name in saved if name.endswith(".ring.cursor")]:
+    for name in [name for name in saved if name.endswith(".cursor")]:
         ring = name.removesuffix("cursor")
         parts = [saved.get(ring + part) for part in ("cursor", "size", "written")]
+        lead = tuple(saved[name][1].shape)  # of several states, one behind the other
         forms = [part and (part[0], tuple(part[1].shape), str(part[1].dtype)) for part in parts]
-        if forms == [("array", (), "int32"), ("array", (), "int32"), ("array", (2,), "uint32")]:
-            arrays = [np.asarray(part[1]).astype(np.uint32).reshape(-1) for part in parts if part is not None]
+        if forms == [("array", lead, "int32"), ("array", lead, "int32"), ("array", (*lead, 2), "uint32")]:
+            arrays = [np.asarray(part[1]).astype(np.uint32) for part in parts if part is not None]
             for part in ("cursor", "size", "written"):
                 del saved[ring + part]
-            saved[ring + "counters"] = ("array", np.concatenate(arrays))
+            saved[ring + "counters"] = (
+                "array",
+                np.concatenate([arrays[0][..., None], arrays[1][..., None], arrays[2]], -1),
+            )
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:

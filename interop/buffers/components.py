@@ -60,6 +60,8 @@ def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUn
     if isinstance(storage, StorageEnsemble):
         raise TypeError("a buffer has one storage: a StorageEnsemble is for a ReplayBufferEnsemble")
     sampler.check_fit(storage, writer, prefetches, unit is not None)
+    if unit is not None:
+        unit.check_fit(writer)
 
 
 # ------------------------------------------------------------------ memory

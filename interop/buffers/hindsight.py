@@ -106,6 +106,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         super()._check_fit(storage, sampler, writer)
+        if not writer.keeps_order and self.strategy is not HindsightStrategy.RANDOM:
+            raise TypeError(
+                f"episodes follow the order of writing, which a {type(writer).__name__} does not keep: use a "
+                'RoundRobinWriter, or strategy="random"'
+            )
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 

@@ -106,11 +106,42 @@ class UnreadStack(NonTensorStack):
         if name != "tensordicts":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         attributes = self.__dict__
-        made = non_tensors(attributes["_read"]())
-        attributes["tensordicts"] = made
-        attributes.pop("_read", None)  # another thread may have been here
+        read = attributes.get("_read")
+        if read is None:  # another thread was here
+            return attributes["tensordicts"]
+        made = attributes.setdefault("tensordicts", non_tensors(read()))
+        lock = attributes.pop("_lock", None)
+        attributes.pop("_read", None)
         self.__class__ = NonTensorStack
+        if lock is not None:
+            self._propagate_lock(lock[0], is_compiling=lock[1])
         return made
+
+    def _propagate_lock(self, lock_parents_weakrefs: list[Any] | None = None, *, is_compiling: bool) -> None:
+        if "_read" in self.__dict__:  # the values are locked when they are read
+            self.__dict__.update(_is_locked=True, _lock=(lock_parents_weakrefs, is_compiling))
+        else:
+            super()._propagate_lock(lock_parents_weakrefs, is_compiling=is_compiling)
+
+    def _propagate_unlock(self) -> list[Any]:
+        if "_read" not in self.__dict__:
+            unlocked: list[Any] = super()._propagate_unlock()
+            return unlocked
+        self.__dict__.pop("_lock", None)
+        self.__dict__["_is_locked"] = None
+        return []
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the stack is locked."""
+        if "_read" in self.__dict__:
+            return bool(self.__dict__["_is_locked"])
+        locked: bool = NonTensorStack.is_locked.fget(self)
+        return locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        NonTensorStack.is_locked.fset(self, value)
 
     def tolist(self, **options: Any) -> list[Any]:
         """The values, without a `NonTensorData` for each."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 END, FIRST, PADDING = np.uint8(1), np.uint8(2), np.uint8(4)
-_REMEMBERED = 4096  # items in which interleaved ids are looked for
+_REMEMBERED = 65_536  # items in which interleaved ids are looked for
 
 
 class Markers(NamedTuple):
@@ -200,7 +200,7 @@ def by_id(ids: np.ndarray) -> np.ndarray:
 
 
 class RecentItems:
-    """Detects interleaved trajectories by the newest items: those since one id came twice in a row, 4,096 at most."""
+    """Detects interleaved trajectories by the newest items: those since one id came twice in a row, 65,536 at most."""
 
     def __init__(self) -> None:
         self._known: Markers | None = None

@@ -1,5 +1,6 @@
 """The entries of stored items that mark trajectories: ids, ends, first items and masks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ class BoundaryKeys:
         NoMarkersError, a RuntimeError, where none marks trajectories. RuntimeError or TypeError for a named one that cannot,
         KeyError for a required one that is not stored.
         """
-        reasons = {path: self._unfit(storage, path) for path in self.keys.paths()}
+        slots = _probed(storage)
+        reasons = {path: self._unfit(storage, path, slots) for path in self.keys.paths()}
         for path in sorted(self.keys.required):
             if reasons[path] == "":
                 raise KeyError(f"{as_key(path)!r} is not stored, which says where trajectories end")
@@ -52,16 +54,17 @@ class BoundaryKeys:
             )
         self.found = found
 
-    def _unfit(self, storage: Storage, path: Path) -> str | None:
+    def _unfit(self, storage: Storage, path: Path, slots: Sequence[int]) -> str | None:
         """Why an entry marks nothing, "" where it is not stored; None if it does.
 
         RuntimeError or TypeError for a named entry that is stored and cannot mark trajectories.
         """
         key, is_named, is_id = as_key(path), path in self.keys.named, path in self.keys.ids
-        if not columns.has(storage, key):
+        slot = next((slot for slot in slots if columns.has(storage, key, slot)), None)
+        if slot is None:
             return ""
         try:
-            value = columns.read(storage, key, np.zeros(1, np.int64))
+            value = columns.read(storage, key, np.array([slot]))
         except TypeError:
             if is_named:
                 raise
@@ -94,6 +97,14 @@ class BoundaryKeys:
 def _shown(path: Path) -> Any:
     """The key of a path, as users write it."""
     return path if len(path) > 1 else path[0]
+
+
+def _probed(storage: Storage) -> Sequence[int]:
+    """The slots of items in which entries are looked for: of a list, whose items may differ, the first and the newest."""
+    if storage.item_layout is not None or storage.ndim > 1:
+        return (0,)
+    filled = storage.filled_rows
+    return tuple(dict.fromkeys((0, (storage.ring.cursor - 1) % filled)))
 
 
 def _columns(storage: Storage, paths: tuple[Path, ...], rows: np.ndarray | slice, lanes: int) -> list[np.ndarray]:

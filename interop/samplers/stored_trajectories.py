@@ -46,7 +46,7 @@ class StoredTrajectories:
         size, filled, capacity = stored(storage), storage.filled_rows, storage.row_capacity(None)
         lanes, count = size // filled, counts[0] - self._counts[0]
         same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self.index.lanes)
-        follows = same and self._only_continued(storage, count)
+        follows = same and self._only_continued(storage, count) and self._has_the_same_keys(storage)
         self._of = None  # an update that raises is made anew by the next call
         self._counts, self._filled = counts, filled
         if not follows:
@@ -79,6 +79,14 @@ class StoredTrajectories:
             return False
         edited = [] if ring.version == known else ring.since(known)
         return edited is not None and all(self._has_markers(storage, rows, count) for rows in edited)
+
+    def _has_the_same_keys(self, storage: Storage) -> bool:
+        """Whether the entries that mark trajectories are those of the last update. Items of a list may differ."""
+        if storage.item_layout is not None:
+            return True
+        before = self.keys.found
+        self.keys.find(storage)
+        return self.keys.found == before
 
     def _has_markers(self, storage: Storage, rows: Any, count: int = 0) -> bool:
         """Whether the known rows among these, without the next `count` ones, have the markers that were read."""
@@ -113,11 +121,22 @@ class StoredTrajectories:
         interleaved = self.index.is_interleaved
         if self.keys.found.ids and storage.ndim == 1 and not interleaved:
             interleaved = self._recent.interleave(found, int(np.count_nonzero(starts)))
-        if interleaved:
-            rows = np.arange(self._now - self._filled, self._now) % capacity
-            self.index = Trajectories.interleaved(rows, self._markers.at(rows), self._breaks(storage))
-        else:
+        if not interleaved:
             self.index.written(starts)
+            return
+        rows = np.arange(self._now - self._filled, self._now) % capacity
+        held, breaks = self._markers.at(rows), self._breaks(storage)
+        last = markers.previous(held, breaks)
+        if ((last >= 0) & (last < np.arange(-1, len(last) - 1))).any():
+            self.index = Trajectories.interleaved(rows, held, breaks)
+            return
+        # The interleaved rows were overwritten.
+        starts = markers.starts(held)
+        starts[breaks] = True
+        self.index = Trajectories(capacity, 1, self._now - self._filled)
+        self.index.written(starts)
+        self._recent = RecentItems()
+        self._recent.interleave(held, int(np.count_nonzero(starts)))
 
     def _breaks(self, storage: Storage) -> np.ndarray:
         """The stored rows, counted from the oldest, that do not continue the row before them."""

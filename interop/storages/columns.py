@@ -17,8 +17,8 @@ from interop.data.keys import as_path
 from interop.storages import Storage
 
 
-def has(storage: Storage, key: NestedKey) -> bool:
-    """Whether the items have a tensor under the key. The storage has at least one item."""
+def has(storage: Storage, key: NestedKey, slot: int = 0) -> bool:
+    """Whether the items, or the one in `slot` where they may differ, have a tensor under the key."""
     try:
         if storage.column(key) is not None:
             return True
@@ -26,8 +26,9 @@ def has(storage: Storage, key: NestedKey) -> bool:
         return False
     except TypeError:  # text or ragged rows
         return True
+    index = slot if storage.ndim == 1 else tuple(map(int, np.unravel_index(slot, tuple(storage.shape or ()))))
     try:
-        _within(storage.get(0), key)
+        _within(storage.get(index), key)
     except KeyError:
         return False
     return True

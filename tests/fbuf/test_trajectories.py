@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, RingState, Trajectories, trajectories, writers
+from fbuf import Buffer, BufferState, RingState, Slices, Trajectories, trajectories, writers
 from tests.fbuf.compiled import clear, extend, place
 from tests.fbuf.trajectory_model import (
     ITEM,
@@ -182,3 +182,12 @@ def test_an_end_may_be_marked_by_a_float() -> None:
         ended, ids = rule.marks(batch, ())
         assert ended[:, 0].tolist() == [0, kind] * 5 and ids is None
         Buffer(2, trajectories=rule).init(jax.tree.map(lambda leaf: leaf[0], batch))
+
+
+def test_an_id_that_is_no_number_is_one_id() -> None:
+    buffer = Buffer(6, Slices(2), trajectories=Trajectories(id="id"))
+    ids = jnp.asarray([np.nan, np.nan, 0.0, -0.0, 1.0, 1.0])
+    state = buffer.init({"x": jnp.zeros((), int), "id": jnp.zeros(())})
+    state, _ = buffer.extend(state, {"x": jnp.arange(6), "id": ids})
+    _, items, draw = buffer.sample(state, jax.random.key(0), 2 * 64)
+    assert draw.valid.all() and {tuple(pair) for pair in items["x"].tolist()} == {(0, 1), (2, 3), (4, 5)}

@@ -1,5 +1,6 @@
 """Where trajectories start and stop in a storage, for all kinds of storages, writes and markers: against lists of items."""
 
+import contextlib
 import itertools
 import pickle
 
@@ -422,3 +423,65 @@ def test_an_item_of_several_agents_has_one_id():
     last = torch.arange(64) % 2 == 1
     stored = data["next", "done"][batch["x"]]
     assert torch.equal(batch["next", "done"], stored | last[:, None, None])
+
+
+# ------------------------------------------------------------------ lists, whose items may differ
+
+
+def crossing(buffer):
+    """How many slices of 3 steps join episodes of 4."""
+    obs = buffer.sample(300)["x"].reshape(-1, 3)
+    return int((obs[:, 0] // 4 != obs[:, -1] // 4).sum())
+
+
+def stepped(first, count, episode):
+    times = torch.arange(first, first + count)
+    data = TensorDict({"x": times, "is_init": times % 12 == 0}, [count])
+    return data.set("episode", times // 4) if episode else data
+
+
+def _by_key(buffer, rows):
+    buffer["episode"] = rows["episode"]
+
+
+def _by_items(buffer, rows):
+    for place in range(len(rows)):
+        buffer[place] = rows[place]
+
+
+def _over_all(buffer, rows):
+    for start in range(0, 24, 6):
+        buffer.extend(stepped(24 + start, 6, True))
+        with contextlib.suppress(RuntimeError):  # some items have no episode yet
+            buffer.sample()
+
+
+LATER = {
+    "by key": _by_key,
+    "all items": lambda buffer, rows: buffer.__setitem__(slice(None), rows),
+    "each item": _by_items,
+    "all written over": _over_all,
+}
+
+
+OF_LISTS_ONLY = ("each item", "all written over")  # tensors have the keys of the first write
+
+
+@pytest.mark.parametrize(
+    ("make", "later"),
+    [(LazyStackStorage, name) for name in LATER] + [(LazyTensorStorage, n) for n in LATER if n not in OF_LISTS_ONLY],
+)
+def test_markers_that_come_after_the_first_draw(make, later):
+    buffer = TensorDictReplayBuffer(storage=make(24), sampler=SliceSampler(slice_len=3), batch_size=300)
+    buffer.extend(stepped(0, 24, False))
+    assert crossing(buffer) > 0
+    LATER[later](buffer, stepped(0, 24, True))
+    assert crossing(buffer) == 0
+
+
+def test_markers_of_some_items_only_are_refused():
+    buffer = TensorDictReplayBuffer(storage=LazyStackStorage(24), sampler=SliceSampler(slice_len=3), batch_size=300)
+    buffer.extend(stepped(0, 12, False))
+    buffer.extend(stepped(12, 12, True))
+    with pytest.raises(RuntimeError, match="every item must have one value under each"):
+        buffer.sample()

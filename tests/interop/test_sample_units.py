@@ -1,5 +1,9 @@
 """Sample units: windows around drawn items, against a walk over what was written."""
 
+import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +12,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from interop import (
+    HERReplayBuffer,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -16,6 +21,7 @@ from interop import (
     ReplayBuffer,
     SampleUnit,
     Sequence,
+    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -188,3 +194,57 @@ def test_units_of_ones_own_expand():
         else:
             with pytest.raises(RuntimeError, match="priority_weight"):  # three weights, six rows
                 buffer.sample(3)
+
+
+# ------------------------------------------------------------------ one unit, several buffers
+
+
+def interleaved(count, lanes, first=0):
+    """Rows of environments in turn, each with its number as id; "obs" is 1000 * environment + time."""
+    times = torch.arange(first, first + count).repeat_interleave(lanes)
+    env = torch.arange(lanes).repeat(count)
+    return TensorDict({"obs": 1000 * env + times, "episode": env}, [count * lanes])
+
+
+def test_one_unit_serves_buffers_in_several_threads():
+    unit, wrong = Sequence(4), []
+    interval = sys.getswitchinterval()
+
+    def work(lanes):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(30 * lanes), sample_unit=unit, batch_size=20)
+        for step in range(60):
+            buffer.extend(interleaved(3, lanes, 3 * step))
+            obs = buffer.sample()["obs"].reshape(20, 4)
+            wrong.extend(obs[(obs // 1000 != obs[:, :1] // 1000).any(1)].tolist())
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, (2, 5)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+def test_windows_depend_on_the_rows_alone():
+    """Not on trajectories that were interleaved before they were overwritten."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sample_unit=Sequence(3, "include_reset"), batch_size=200)
+    time = 0
+    for ids in ([0, 1, 0, 1], [2, 2, 2], [3, 3, 3]):
+        rows = torch.arange(time, time + len(ids))
+        buffer.extend(TensorDict({"obs": rows, "episode": torch.tensor(ids)}, [len(ids)]))
+        time += len(ids)
+        found = {tuple(window) for window in buffer.sample()["obs"].reshape(-1, 3).tolist()}
+    fresh = copy.deepcopy(buffer)
+    assert {tuple(window) for window in fresh.sample()["obs"].reshape(-1, 3).tolist()} == found
+
+
+def test_a_writer_without_order_is_refused():
+    for kind, choices in (
+        (TensorDictReplayBuffer, {"sample_unit": Sequence(2)}),
+        (HERReplayBuffer, {"reward_fn": abs}),
+    ):
+        with pytest.raises(
+            TypeError, match="follow the order of writing, which a TensorDictMaxValueWriter does not keep"
+        ):
+            kind(storage=LazyTensorStorage(6), writer=TensorDictMaxValueWriter(rank_key="obs"), **choices)

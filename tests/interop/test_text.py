@@ -447,3 +447,18 @@ def test_texts_that_were_read_stay_though_rows_are_written_over(make):
         assert view["text"] == [f"{start + n}" for n in range(6)]
         assert rows["text"] == [f"{start + 5}", f"{start}"]
         assert rb[:]["text"] == ["x" * start] * 6
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+def test_nothing_is_read_before_it_is_looked_at_and_locks_hold(make):
+    rb = ReplayBuffer(storage=make(6))
+    rb.extend(TensorDict({"text": list("abcdef")}, [6]))
+    data = rb[:]
+    assert "tensordicts" not in vars(data.get("text"))
+    assert data.get("text").is_locked == data.is_locked
+    assert "tensordicts" not in vars(data.get("text"))
+    if data.is_locked:
+        assert data.get("text").tensordicts[0].is_locked
+        data.unlock_()
+    assert not data.get("text").is_locked and not data.get("text").tensordicts[0].is_locked
+    assert data["text"] == list("abcdef")

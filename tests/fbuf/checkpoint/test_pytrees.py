@@ -1,5 +1,6 @@
 """States that are saved and loaded go on as they would have gone on."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fbuf
 from fbuf import Buffer, CheckpointMismatch, Prioritized, Uniform, load_state, save_state
 from fbuf.checkpoint import CheckpointCorrupt, Writing
 from tests.fbuf.every_pair import CHUNK, DRAWS, LANES, SAMPLERS, Cell, _init, _turn, build, items
@@ -156,3 +158,26 @@ def test_a_checkpoint_of_something_else(tmp_path: Path) -> None:
             out.write(tree)
         with pytest.raises(error):
             load_state(tmp_path / "c", np.zeros(3))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RingOfEarlierVersions:
+    """The counters of a ring as they were saved one by one."""
+
+    cursor: Any
+    size: Any
+    written: Any
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_counters_that_were_saved_one_by_one(lead: tuple[int, ...], tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(5, fbuf.Uniform())
+    state, _ = buffer.extend(buffer.init({"x": jnp.zeros(())}), {"x": jnp.arange(7.0)})
+    state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*lead, *leaf.shape)), state)
+    ring = RingOfEarlierVersions(state.ring.cursor, state.ring.size, state.ring.written)
+    fbuf.save_state(tmp_path / "a", dataclasses.replace(state, ring=ring))
+    loaded = fbuf.load_state(tmp_path / "a", like=state)
+    np.testing.assert_array_equal(loaded.ring.counters, state.ring.counters)
+    if not lead:
+        assert buffer.size(loaded) == buffer.size(jax.device_get(loaded)) == 5
