@@ -143,9 +143,11 @@ class Prefetch:
 
     def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
         task = pending.task
-        while not task.has_ended(_SLOW):
-            if task.claim():  # no thread has begun it: none could be started
+        while not task.ended:
+            if task.claim():  # no thread has begun it: to make it here takes less time than to wait for one
                 task.run(pending.make)
+            else:
+                task.has_ended(_SLOW)
         with self.mutex:
             if task.error is not None and not (pending.dropped and isinstance(task.error, Exception)):
                 raise task.error
