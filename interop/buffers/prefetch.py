@@ -143,11 +143,9 @@ class Prefetch:
 
     def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
         task = pending.task
-        while not task.ended:
-            if task.claim():  # no thread has begun it: to make it here takes less time than to wait for one
+        while not task.has_ended(_SLOW):
+            if task.claim():  # no thread has begun it: none could be started
                 task.run(pending.make)
-            else:
-                task.has_ended(_SLOW)
         with self.mutex:
             if task.error is not None and not (pending.dropped and isinstance(task.error, Exception)):
                 raise task.error

@@ -207,7 +207,7 @@ def test_memory_is_pinned_where_there_is_an_accelerator():
     if torch.cuda.is_available():
         assert PinMemoryTransform()(given)["a"].is_pinned()
     else:
-        with pytest.raises(RuntimeError, match="accelerator|NVIDIA"):  # of a build for CUDA, the latter
+        with pytest.raises(RuntimeError, match=r"accelerator|NVIDIA"):  # of a build for CUDA, the latter
             PinMemoryTransform()(given)
 
 
