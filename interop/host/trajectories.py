@@ -35,15 +35,14 @@ class Trajectories:
         self._by_lane: tuple[np.ndarray, np.ndarray] | None = None  # of `stored` since the last write
 
     @classmethod
-    def interleaved(cls, rows: np.ndarray, items: Markers, breaks: np.ndarray) -> "Trajectories":
+    def interleaved(cls, rows: np.ndarray, items: Markers, last: np.ndarray) -> "Trajectories":
         """The index of rows whose trajectories alternate; cost as that of `markers.grouped`.
 
         Args:
             rows: int64 [n], the rows of the ring in the order of writing.
             items: the markers of these rows.
-            breaks: the places among these rows that do not continue the row before.
+            last: the result of `markers.previous` for them.
         """
-        last = markers.previous(items, breaks)
         order = markers.grouped(items, last)
         first = (last[order] < 0).nonzero()[0]  # of each trajectory, in this order
         count = np.diff(first, append=len(last))

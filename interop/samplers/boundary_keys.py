@@ -1,7 +1,6 @@
 """The entries of stored items that mark trajectories: ids, ends, first items and masks."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,17 +85,9 @@ class BoundaryKeys:
     def read(self, storage: Storage, rows: np.ndarray | slice, lanes: int) -> Markers:
         """The markers of stored rows: [n, lanes]. O(rows)."""
         found = dict(zip(self.found.paths(), _columns(storage, self.found.paths(), rows, lanes), strict=True))
-        groups = ([found[path] for path in group] for group in self._groups())
+        groups = ([found[path] for path in group] for group in self.found.groups())
         count = len(range(*rows.indices(storage.filled_rows))) if isinstance(rows, slice) else len(rows)
         return Markers.of((count, lanes), *groups)
-
-    def _groups(self) -> tuple[tuple[Path, ...], ...]:
-        return self.found.ids, self.found.ends, self.found.firsts, self.found.masks
-
-
-def _shown(path: Path) -> Any:
-    """The key of a path, as users write it."""
-    return path if len(path) > 1 else path[0]
 
 
 def _probed(storage: Storage) -> Sequence[int]:

@@ -128,7 +128,7 @@ class StoredTrajectories:
         held, breaks = self._markers.at(rows), self._breaks(storage)
         last = markers.previous(held, breaks)
         if ((last >= 0) & (last < np.arange(-1, len(last) - 1))).any():
-            self.index = Trajectories.interleaved(rows, held, breaks)
+            self.index = Trajectories.interleaved(rows, held, last)
             return
         # The interleaved rows were overwritten.
         starts = markers.starts(held)

@@ -73,7 +73,7 @@ def test_interleaved_rows_lie_side_by_side(items, data):
     for place, last in enumerate(continues(items)):
         run = wanted.pop(last, []) if last >= 0 else []
         wanted[place] = [*run, int(rows[place])]  # by the end: a later end comes later
-    index = Trajectories.interleaved(rows, marked(items), np.zeros(0, np.int64))
+    index = Trajectories.interleaved(rows, marked(items), markers.previous(marked(items)))
     found = [index.rows_at(np.arange(first, last + 1)).tolist() for _, first, last in index.stored()]
     assert sorted(found) == sorted(wanted.values())
     times, first, last = index.located(rows, np.zeros(len(rows), np.int64))
