@@ -58,14 +58,6 @@ def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> li
     return [value.reshape(*slots.shape, *value.shape[1:]) for value in values]
 
 
-def flags(storage: Storage, key: NestedKey, slots: np.ndarray) -> np.ndarray:
-    """Whether an entry of one value an item is true, for the items at slots. ValueError for several values an item."""
-    found = read(storage, key, slots)
-    if found.numel() != slots.size:
-        raise ValueError(f"{key!r} must have one value an item, it has the shape {list(found.shape[slots.ndim :])}")
-    return (found != 0).reshape(slots.shape).cpu().numpy()
-
-
 def whole(storage: Storage, key: NestedKey) -> Tensor:
     """An entry of all stored items in the order of slots, [items, ...]; a view if possible."""
     held = storage.column(key)
