@@ -219,16 +219,6 @@ def _keys_of(
     )
 
 
-def batch_trajectories(data: TensorDictBase, time: int, keys: TrajectoryKeys) -> BatchTrajectories:
-    """The trajectories of a batch with time in the batch dim `time`. O(steps).
-
-    An entry counts if it is there, with one real value a step. KeyError for a named entry that is missing, TypeError and
-    ValueError for a named one of another kind. Without any entry a lane is one trajectory.
-    """
-    marks = StepMarks.of(data, time, keys)
-    return trajectories_of(marks.rows(), marks.keys)
-
-
 def trajectories_of(rows: Markers, marked_by: TrajectoryKeys, breaks: np.ndarray | None = None) -> BatchTrajectories:
     """The trajectories of steps with these markers, [T, lanes]. O(steps).
 
