@@ -33,6 +33,11 @@ class Task:
         """Whether the work is the caller's: True once."""
         return self._claim.acquire(False)
 
+    @property
+    def claimed(self) -> bool:
+        """Whether a thread has claimed the work."""
+        return self._claim.locked()
+
     def run(self, work: Callable[[], Any]) -> None:
         """Do the work that this thread has claimed. Its error is kept, not raised."""
         try:

@@ -20,10 +20,16 @@ from interop.shared.storage_lock import Held
 _NAME = "replay-prefetch"
 _SLOW = 1.0  # seconds without a batch after which a call looks whether a thread makes it
 _PATIENCE = 10.0  # seconds that the end of the program waits for threads
+_LONG = 0.001  # seconds: threads begin at once if a batch takes longer,
+_AWAY = 0.0001  # or if the caller was away for longer before its last call
+_WATCHED = 0.002  # seconds without a call after which a thread begins anyhow
 
 
 class Prefetch:
-    """A FIFO queue of up to `depth` requests for batches; threads make the batches.
+    """A FIFO queue of up to `depth` requests for batches; threads make the batches while the caller does something else.
+
+    A batch is made by the call that returns it, if no thread has begun it. In a loop that does nothing but draw, threads
+    begin none of the short ones: a thread of Python that wakes up during a call delays it by more than the batch takes.
 
     The queue is not part of the state: dropped requests are undone, and the next calls draw them again. A buffer drops its
     queue after a change, and before it is saved or copied. Copies and forked children begin with an empty queue, and
@@ -46,8 +52,11 @@ class Prefetch:
         self.mutex = Lock()
         self._queue: list[Request] = []  # the oldest first; those that calls wait for are `awaited`
         self._error: Exception | None = None  # of the request after these
-        self._calls: SimpleQueue[Any] = SimpleQueue()  # a reference to this queue for each request; None ends a thread
+        self._calls: SimpleQueue[Any] = SimpleQueue()  # what threads do; None ends a thread
         self._threads = 0
+        self._watched = False  # whether a thread waits for the caller to be away
+        self._called = time.monotonic()  # when a call began or ended
+        self._away = self._cost = 0.0  # seconds between the last two calls, and of the last batch
         weakref.finalize(self, _end, self._calls, self.depth).atexit = False
 
     def renew(self) -> None:
@@ -83,6 +92,8 @@ class Prefetch:
             settings: of the samplers. Requests of other settings are undone, and drawn anew.
         """
         pending = None
+        now = time.monotonic()
+        self._away, self._called = now - self._called, now
         try:
             with self.mutex:
                 if self._queue and not self._queue[0].has(settings):
@@ -91,7 +102,7 @@ class Prefetch:
                 if pending is None and self._error is not None:
                     error, self._error = self._error, None
                     raise error
-            batch = draw() if pending is None else self._await(pending, draw)
+            batch = self._timed(draw) if pending is None else self._await(pending, draw)
         except BaseException:
             if pending is not None and not pending.returned:
                 self.drop()
@@ -100,6 +111,13 @@ class Prefetch:
             while len(self) < self.depth and self._error is None and more():
                 if not self._request(begin, fill, make, settings):
                     break
+        self._called = time.monotonic()
+        return batch
+
+    def _timed(self, make: Callable[[], Any]) -> Any:
+        begun = time.monotonic()
+        batch = make()
+        self._cost = time.monotonic() - begun
         return batch
 
     def _oldest(self) -> Request | None:
@@ -123,7 +141,7 @@ class Prefetch:
             self._queue.append(pending)
             if fill(pending):
                 pending.close(partial(make, pending), settings)
-                self._call_a_thread()
+                self._call_threads()
                 return True
             self._queue.remove(pending)
         except BaseException as error:
@@ -135,17 +153,27 @@ class Prefetch:
             raise
         return False
 
-    def _call_a_thread(self) -> None:
+    def _call_threads(self) -> None:
+        """Have the newest request made by a thread: at once, or when no call has come for a while."""
+        if self._cost > _LONG or self._away > _AWAY:
+            self._call_a_thread(Prefetch.make_next)
+        elif not self._watched:
+            self._call_a_thread(Prefetch.make_meanwhile)
+            self._watched = True  # after an interrupt two threads watch, which does no harm
+
+    def _call_a_thread(self, act: "Callable[[Prefetch], float | None]") -> None:
         if self._threads < self.depth:
             start_daemon(partial(_work, self._calls), f"{_NAME}_{self._threads}")
             self._threads += 1  # after an interrupt there is one more, which does no harm
-        self._calls.put(weakref.ref(self))
+        self._calls.put((weakref.ref(self), act))
 
     def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
         task = pending.task
-        while not task.has_ended(_SLOW):
-            if task.claim():  # no thread has begun it: none could be started
-                task.run(pending.make)
+        while True:
+            if task.claim():  # no thread has begun it
+                task.run(partial(self._timed, pending.make))
+            if task.has_ended(_SLOW):
+                break
         with self.mutex:
             if task.error is not None and not (pending.dropped and isinstance(task.error, Exception)):
                 raise task.error
@@ -182,11 +210,26 @@ class Prefetch:
         self._error = None
 
     def make_next(self) -> None:
-        """Make the batch of the oldest request that no thread has begun."""
+        """Make the batch of the oldest request that nobody has begun."""
         with self.mutex:
             pending = next((each for each in self._queue if each.closed and each.task.claim()), None)
         if pending is not None:
-            pending.task.run(pending.make)
+            pending.task.run(partial(self._timed, pending.make))
+
+    def make_meanwhile(self) -> float | None:
+        """Make batches if no call has come for a while. Returns the seconds until the next look; None if all are begun."""
+        quiet = time.monotonic() - self._called
+        if quiet < _WATCHED:
+            return _WATCHED - quiet
+        with self.mutex:
+            left = sum(each.closed and not each.task.claimed for each in self._queue)
+            if not left:
+                self._watched = False
+                return None
+            for _ in range(left - 1):
+                self._call_a_thread(Prefetch.make_next)
+        self.make_next()
+        return 0.0
 
     def end(self) -> None:
         """End the threads."""
@@ -213,10 +256,13 @@ _living: "weakref.WeakSet[Prefetch]" = weakref.WeakSet()
 def _work(calls: "SimpleQueue[Any]") -> None:
     """Make batches, until None comes."""
     while (call := calls.get()) is not None:
-        prefetch = call()
-        if prefetch is not None:
-            prefetch.make_next()
-        del prefetch  # or it would live until the next call
+        reference, act = call
+        pause = 0.0
+        while pause is not None and (prefetch := reference()) is not None:
+            pause = act(prefetch)
+            del prefetch  # or it would live until the next call
+            if pause:
+                time.sleep(pause)
 
 
 def _end(calls: "SimpleQueue[Any]", threads: int) -> None:

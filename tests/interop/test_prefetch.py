@@ -90,13 +90,38 @@ def test_an_error_is_raised_once_and_no_batch_is_lost(broken):
     assert raised == 1
 
 
-def test_batches_are_drawn_by_other_threads():
-    threads = []
-    buffer = ahead(1, transform=lambda data: threads.append(threading.current_thread()) or data)
-    buffer.sample()
-    buffer.sample()
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("away", [0.0, 0.01])
+def test_threads_make_batches_while_the_caller_is_away(depth, away):
+    """Also after a loop that did nothing but draw, in which calls make their batches themselves."""
+    makers = []
+    buffer = ahead(depth, transform=lambda data: makers.append(threading.current_thread()) or data)
+    for _ in range(10):
+        buffer.sample()
+        time.sleep(away)
     settled(buffer)
-    assert threads[0] is threading.main_thread() and threading.main_thread() not in threads[1:]
+    del makers[:]
+    for drawn in range(1, 10):
+        buffer.sample()
+        settled(buffer)
+        assert len(makers) == drawn and threading.main_thread() not in makers
+
+
+def test_long_batches_are_made_at_the_same_time():
+    """Three threads beside the caller: with one at a time the loop would take four times as long as it sleeps."""
+    active, at_once = [], []
+
+    def slow(data):
+        active.append(None)
+        at_once.append(len(active))
+        time.sleep(0.02)
+        active.pop()
+        return data
+
+    buffer = ahead(3, transform=slow)
+    for _ in range(20):
+        buffer.sample()
+    assert max(at_once) >= 3
 
 
 # ------------------------------------------------------------------ changes meanwhile
