@@ -1,9 +1,12 @@
-"""Loops that XLA:CPU compiles to one kernel, and values that XLA computes once.
+"""Forms of programs that suit the device: loops that XLA:CPU compiles to one kernel, and values that are computed once.
 
 Each kernel of a program costs XLA:CPU a microsecond or more, and XLA hands a program of more than about 1,000 operations
 to another thread. A loop is one kernel if an iteration moves less than 1,024 bytes and neither scatters, sorts nor calls
 out. So small work is a loop over entries on the CPU. On a GPU, and under `jax.vmap`, where an iteration grows with the
 mapped axis, the same result comes from operations on whole arrays.
+
+A GPU runs a program as one CUDA graph, at two or three microseconds a kernel, if nothing in it asks the host or another
+stream: no loop, and no slice that is written into a large array, which XLA hands to a stream of copies.
 
 A function that may be called outside of jit has `@jax.jit`. Otherwise each call would compile its loop again.
 """
@@ -31,48 +34,85 @@ _FEW = 1024  # entries up to which a loop over them is faster on the CPU than ke
 _READS = 2  # of one iteration of `zero_after_reading`
 
 
+def by_device(on_cpu: Callable[..., T], on_accelerator: Callable[..., T]) -> Callable[..., T]:
+    """The first function on the CPU, the second on GPUs and TPUs. Both return the same bits.
+
+    Both take pytrees of arrays and close over none. JAX traces the second only when it compiles for an accelerator.
+    """
+
+    def vectorized(size: int, axes: tuple[Any, ...]) -> Callable[..., T]:
+        forms = (jax.vmap(each, in_axes=axes, axis_size=size) for each in (on_cpu, on_accelerator))
+        return functools.partial(_of_device, *forms)
+
+    def derived(values: tuple[Any, ...], changes: tuple[Any, ...]) -> tuple[T, T]:
+        forms = (functools.partial(jax.jvp, each) for each in (on_cpu, on_accelerator))
+        return _of_device(*forms, values, changes)
+
+    return _chosen(on_cpu, on_accelerator, vectorized, derived)
+
+
 def one_kernel_loop(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[..., T]:
     """`loop` on the CPU; `whole` on other devices, under `jax.vmap` and for derivatives. Both return the same values.
 
     Both take pytrees of arrays and close over none.
     """
 
-    on_cpu, elsewhere = _branches(loop, whole)
+    def vectorized(size: int, axes: tuple[Any, ...]) -> Callable[..., T]:
+        return jax.vmap(whole, in_axes=axes, axis_size=size)
+
+    # JAX has no reverse mode of a loop with an unknown number of iterations.
+    return _chosen(loop, whole, vectorized, functools.partial(jax.jvp, whole))
+
+
+def _of_device(on_cpu: Callable[..., T], on_accelerator: Callable[..., T], *operands: Any) -> T:
+    found: T = jax.lax.platform_dependent(*operands, cpu=on_cpu, default=on_accelerator)
+    return found
+
+
+def _chosen(
+    on_cpu: Callable[..., T],
+    elsewhere: Callable[..., T],
+    vectorized: Callable[[int, tuple[Any, ...]], Callable[..., T]],
+    derived: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[T, T]],
+) -> Callable[..., T]:
+    """A function of the device. `vectorized(size, axes)` is its form under `jax.vmap`, `derived` its JVP."""
+    early, late = _branches(on_cpu, elsewhere)
 
     @jax.custom_batching.custom_vmap
     def chosen(*operands: Any) -> T:
-        found: T = jax.lax.platform_dependent(*operands, cpu=on_cpu, default=elsewhere)
-        return found
+        return _of_device(early, late, *operands)
 
     @chosen.def_vmap
     def batched(size: int, mapped: Any, *operands: Any) -> tuple[T, Any]:
         axes = jax.tree.map(lambda is_mapped: 0 if is_mapped else None, tuple(mapped))
-        out = jax.vmap(whole, in_axes=axes, axis_size=size)(*operands)
+        out = vectorized(size, axes)(*operands)
         return out, jax.tree.map(lambda _: True, out)
 
     differentiable = jax.custom_jvp(chosen)
 
     @differentiable.defjvp
     def forward(values: Any, changes: Any) -> tuple[T, T]:
-        return jax.jvp(whole, values, changes)  # JAX has no reverse mode of a loop with an unknown number of iterations
+        return derived(values, changes)
 
     def computed(*operands: Any) -> T:
         # Under `jax.disable_jit` a loop runs in Python, which counts by numbers of its own.
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # made when JAX is imported
-        found: T = whole(*operands) if disabled else differentiable(*operands)
+        found: T = elsewhere(*operands) if disabled else differentiable(*operands)
         return found
 
     return computed
 
 
 @functools.lru_cache(maxsize=256)  # JAX caches eager calls by function
-def _branches(loop: Callable[..., T], whole: Callable[..., T]) -> tuple[Callable[..., T], Callable[..., T]]:
-    """`loop`, and `whole` wrapped so that JAX traces it only when it compiles for another device."""
-    traced_once = jax.jit(loop, inline=True)
+def _branches(
+    on_cpu: Callable[..., T], elsewhere: Callable[..., T]
+) -> tuple[Callable[..., T], Callable[..., T]]:
+    """The first function, and the second wrapped so that JAX traces it only when it compiles for another device."""
+    traced_once = jax.jit(on_cpu, inline=True)
 
     def later(*operands: Any) -> T:
         traced, (flat, given) = traced_once.trace(*operands), jax.tree.flatten(operands)
-        found = _traced_late.bind(*flat, function=whole, given=given, avals=tuple(traced.jaxpr.out_avals))
+        found = _traced_late.bind(*flat, function=elsewhere, given=given, avals=tuple(traced.jaxpr.out_avals))
         out: T = jax.tree.unflatten(jax.tree.structure(traced.out_info), found)
         return out
 
@@ -231,14 +271,14 @@ def computed_once(values: T) -> T:
     XLA fuses the arithmetic behind an index into every gather and scatter that takes it, and so repeats random bits or a
     search for each leaf and each level of a tree. And a read that is fused into a later use comes after a write in place,
     so XLA copies the whole array. On the CPU `jax.lax.optimization_barrier` disappears before fusion, a loop does not.
-    Cost: one kernel on the CPU, and a nanosecond or two an element.
+    Cost: one kernel on the CPU, and a nanosecond or two an element; nothing on accelerators.
     """
     leaves, structure = jax.tree.flatten(values)
     most = max((leaf.size for leaf in leaves), default=0)
     if most <= 1 or sum(leaf.size for leaf in leaves) > _SMALL:
-        return _inverted_twice(values)
+        return _barrier(values)
     flat = [leaf.reshape(-1) for leaf in leaves]
-    whole: Callable[[list[Array]], list[Array]] = _inverted_twice
+    whole: Callable[[list[Array]], list[Array]] = _barrier
     moved = one_kernel_loop(_moved_one_by_one, whole)(flat)
     return jax.tree.unflatten(structure, [new.reshape(leaf.shape) for new, leaf in zip(moved, leaves, strict=True)])
 
@@ -251,6 +291,10 @@ def _moved_one_by_one(flat: list[Array]) -> list[Array]:
     zero = zero_after(flat[0])
     empty = [jnp.full(leaf.shape, zero.astype(leaf.dtype)) for leaf in flat]
     return jax.lax.fori_loop(zero, max(leaf.size for leaf in flat), move, empty)
+
+
+def _barrier(values: T) -> T:
+    return by_device(_inverted_twice, jax.lax.optimization_barrier)(values)
 
 
 def _inverted_twice(values: T) -> T:

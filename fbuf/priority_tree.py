@@ -17,12 +17,13 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fbuf import checks, tree_in_loops
-from fbuf.fusion import gather, one_kernel_loop, two_or_more, zero_after
+from fbuf.fusion import by_device, computed_once, gather, one_kernel_loop, two_or_more, zero_after
 
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
 _IN_LOOPS = 1024  # updates up to which loops over them are faster on the CPU than kernels over all
 FOUND_IN_LOOPS = 512  # and masses up to which drawing and finding them in loops is
+_DENSE, _SMALL = 16, 2**18  # nodes an entry, and nodes, up to which accelerators recompute a whole level
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
 
 
@@ -47,7 +48,7 @@ def _levels(width: int) -> tuple[tuple[int, int], ...]:
         levels.append((offset, nodes))
         if nodes == 1:
             return tuple(levels)
-        offset += -(-nodes // FANOUT) * FANOUT
+        offset += _padded(nodes)
 
 
 def init(capacity: int, *, dtype: str = "float32", minima: bool = True, maxima: bool = False) -> PriorityTree:
@@ -245,18 +246,33 @@ def _find_whole(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
 
 
 def _descended(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    place = by_device(_above_leaves_in_a_loop, _above_leaves)(tree, place)
+    return _choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
+
+
+def _above_leaves(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """The nodes just above the leaves, one level after the other."""
+    families = tree.sums.reshape(-1, FANOUT)
+    for start, _ in levels_below_root(tree):
+        place = _choose(families.at[start // FANOUT + place[0]].get(mode=_CLIP), *place)
+    return place
+
+
+def _above_leaves_in_a_loop(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """The same in a loop, which keeps XLA from repeating the steps above in each step; it may copy the sums, once."""
     families = tree.sums.reshape(-1, FANOUT)
     below = [start // FANOUT for start, _ in levels_below_root(tree)]
-    if below:  # a loop keeps XLA from repeating the steps above in each step; it may copy the sums, once
-        starts = jnp.asarray(below, jnp.int32)
+    if not below:
+        return place
+    starts = jnp.asarray(below, jnp.int32)
 
-        def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            return _choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
+    def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        return _choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
 
-        # Of the type of the masses, which may differ between the devices of a mesh.
-        node = place[0] + zero_after(place[1])
-        place = jax.lax.fori_loop(0, len(below), descend, (node, *place[1:]))
-    return _choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
+    # Of the type of the masses, which may differ between the devices of a mesh.
+    node = place[0] + zero_after(place[1])
+    found: tuple[Array, Array, Array] = jax.lax.fori_loop(0, len(below), descend, (node, *place[1:]))
+    return found
 
 
 def largest(tree: PriorityTree) -> Int[Array, ""]:
@@ -311,11 +327,76 @@ _REDUCTIONS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], 
 }
 
 
+_EMPTY = {"sums": 0.0, "minima": np.inf, "maxima": 0.0}  # of a node without items
+
+
 def _rebuild(tree: PriorityTree, slots: Array | None) -> PriorityTree:
-    """Recompute the parents above slots, level by level; above all leaves for None."""
+    """Recompute the parents above slots; above all leaves for None."""
+    return by_device(_climb_each, _climb_together)(tree, slots)
+
+
+def _climb_each(tree: PriorityTree, slots: Array | None) -> PriorityTree:
+    """Level by level, one reduction after the other."""
     kept = _kept(tree).items()
     found: Any = {name: _climb(tree.leaves, nodes, slots, *_REDUCTIONS[name]) for name, nodes in kept}
     return dataclasses.replace(tree, **found)
+
+
+def _climb_together(tree: PriorityTree, slots: Array | None) -> PriorityTree:
+    """All reductions side by side, in a few kernels.
+
+    Large levels are recomputed above the slots, the others whole: a kernel costs more than the additions in it.
+    """
+    kept, levels = _kept(tree), _levels(tree.leaves.size)
+    kinds = tuple(kept)
+    many = 0 if slots is None else max(_DENSE * slots.shape[0], _SMALL)
+    sparse = 0 if slots is None else sum(nodes > many for _, nodes in levels)
+    nodes = {name: _climb(tree.leaves, held, slots, *_REDUCTIONS[name], top=sparse) for name, held in kept.items()}
+    if sparse:
+        offset, count = levels[sparse - 1]
+        nodes = computed_once(nodes)
+        below = jnp.stack([jax.lax.slice(nodes[name], (offset,), (offset + _padded(count),)) for name in kinds])
+    else:
+        below = jnp.stack([_REDUCTIONS[name][1](tree.leaves) for name in kinds])
+    found = []
+    for height in range(sparse, len(levels)):
+        below = _parents(kinds, below, levels[height][1])
+        if (height - sparse) % 2 == 0 and height + 1 < len(levels):
+            below = jax.lax.optimization_barrier(below)  # else each level above would compute these again
+        found.append(below)
+    top = jnp.concatenate(found, 1)
+    if not sparse:
+        nodes = {name: top[i] for i, name in enumerate(kinds)}
+    elif found:  # a scatter: XLA would hand a slice that is written to another stream
+        at = levels[sparse][0] + jnp.arange(top.shape[1], dtype=jnp.int32)
+        how: Any = {"mode": _CLIP, "unique_indices": True, "indices_are_sorted": True}
+        nodes = {name: nodes[name].at[at].set(top[i], **how) for i, name in enumerate(kinds)}
+    return dataclasses.replace(tree, **jax.lax.optimization_barrier(nodes))  # type: ignore[arg-type]
+
+
+def _parents(kinds: tuple[str, ...], children: Array, count: int) -> Array:
+    """The `count` parents, padded to a multiple of the fan-out, of children [reductions, at least count * fan-out]."""
+    filled = _with_empty(kinds, children, count * FANOUT)[:, : count * FANOUT].reshape(len(kinds), count, FANOUT)
+    parents = functools.reduce(functools.partial(_combine, kinds), [filled[:, :, k] for k in range(FANOUT)])
+    return _with_empty(kinds, parents, _padded(count))
+
+
+def _with_empty(kinds: tuple[str, ...], nodes: Array, count: int) -> Array:
+    """Nodes [reductions, n] with empty ones behind them, at least `count` in all."""
+    if nodes.shape[1] >= count:
+        return nodes
+    empty = jnp.asarray([[_EMPTY[name]] for name in kinds], nodes.dtype)
+    return jnp.concatenate([nodes, jnp.broadcast_to(empty, (len(kinds), count - nodes.shape[1]))], 1)
+
+
+def _combine(kinds: tuple[str, ...], first: Array, second: Array) -> Array:
+    """Two nodes of each reduction, [reductions, n] each."""
+    found = [_REDUCTIONS[name][0](first[i], second[i]) for i, name in enumerate(kinds)]
+    return jnp.stack(found)
+
+
+def _padded(count: int) -> int:
+    return -(-count // FANOUT) * FANOUT
 
 
 def _kept(tree: PriorityTree) -> dict[str, Array]:
@@ -329,9 +410,11 @@ def _climb(
     slots: Array | None,
     combine: Callable[[Array, Array], Array],
     first: Callable[[Array], Array],
+    top: int | None = None,
 ) -> Array:
+    """The nodes of a reduction, recomputed above slots; with `top` only so many levels of them."""
     below, start = leaves, 0
-    for height, (offset, parents) in enumerate(_levels(leaves.size)):
+    for height, (offset, parents) in enumerate(_levels(leaves.size)[:top]):
         if slots is None or parents <= slots.shape[0]:  # the whole level costs no more than the batch
             children = jax.lax.slice(below, (start,), (start + parents * FANOUT,)).reshape(parents, FANOUT)
             level = _reduce(first(children), combine)

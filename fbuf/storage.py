@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Int
 
 from fbuf.fusion import (
+    by_device,
     computed_once,
     divmod_unsigned,
     entry,
@@ -18,6 +19,7 @@ from fbuf.fusion import (
     one_kernel_loop,
     opaque_zero,
     put,
+    two_or_more,
     word_of,
     zero_after,
 )
@@ -42,11 +44,21 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
     """
 
     def scatter(kept: Array, new: Array) -> Array:
-        if rows.shape == (1,):  # XLA would test again that the row is in range, in three kernels
-            return put(kept, jnp.asarray(new)[0], rows[0])
+        if rows.shape == (1,):
+            return by_device(_put_one, _put_one_twice)(kept, jnp.asarray(new).astype(kept.dtype), rows)
         return kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating)
 
     return jax.tree.map(scatter, items, batch)
+
+
+def _put_one(kept: Array, new: Array, row: Array) -> Array:
+    """One row: in a scatter XLA would test again that the row is in range, in three kernels."""
+    return put(kept, new[0], row[0])
+
+
+def _put_one_twice(kept: Array, new: Array, row: Array) -> Array:
+    """One row, not as a slice: GPUs hand slices to another stream."""
+    return kept.at[two_or_more(row)].set(two_or_more(new), mode="promise_in_bounds")
 
 
 @jax.jit

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, UInt32
 
 from fbuf import priority_tree, random_words
 from fbuf.fusion import (
+    by_device,
     computed_once,
     entry,
     gather,
@@ -193,7 +194,8 @@ class Prioritized(Sampler):
         at = jnp.where(gather(state.priorities, at) >= 0, at, spare)
         at, priorities = two_or_more(computed_once(at)), two_or_more(priorities)
         held, settled = priority_tree.set_last(state.priorities, at, jnp.where(at < spare, priorities, -1))
-        state = dataclasses.replace(state, priorities=held, refused=state.refused + jnp.sum(~good, dtype=jnp.uint32))
+        top, bad = by_device(_highest_and_refused, _both_at_once)(settled, good)
+        state = dataclasses.replace(state, priorities=held, refused=state.refused + bad)
         weighs = settled >= 0
         if state.excluded is not None:
             weighs &= ~gather(state.excluded, at)
@@ -203,7 +205,7 @@ class Prioritized(Sampler):
             tree=priority_tree.update(state.tree, at, values, settled=True),
             ranks=_ranked(state.ranks, at, settled),
         )
-        return self._raise_highest(state, at, settled)
+        return self._raise_highest(state, at, settled, top)
 
     def clear(self, state: PrioritizedState) -> PrioritizedState:
         """State without items; it keeps the alpha of `reweight`."""
@@ -229,20 +231,36 @@ class Prioritized(Sampler):
         base = priority + jnp.asarray(self.eps, priority.dtype)
         return jnp.where(base > 0, jnp.minimum(base**alpha, np.finfo(base.dtype).max), 0)
 
-    def _raise_highest(self, state: PrioritizedState, at: Array, settled: Array) -> PrioritizedState:
-        top = jnp.argmax(settled)
-        above = settled[top] > state.highest
+    def _raise_highest(self, state: PrioritizedState, at: Array, settled: Array, top: Array) -> PrioritizedState:
+        above = top > state.highest
         if self.new_items == "highest_ever":
-            return dataclasses.replace(state, highest=jnp.where(above, settled[top], state.highest))
+            return dataclasses.replace(state, highest=jnp.where(above, top, state.highest))
         known = state.highest_slot >= 0
         changed = jnp.any(at == state.highest_slot) & known
         assert state.ranks is not None
         stored = priority_tree.largest(state.ranks)
-        adopt = above | (~known & (settled[top] >= 0))
-        slot = jnp.where(changed, stored, jnp.where(adopt, at[top], state.highest_slot))
+        adopt = above | (~known & (top >= 0))
+        slot = jnp.where(changed, stored, jnp.where(adopt, at[jnp.argmax(settled)], state.highest_slot))
         held = state.priorities.at[jnp.maximum(slot, 0)].get(mode="promise_in_bounds")
         highest, slot = computed_once((jnp.where(changed | adopt, held, state.highest), slot))
         return dataclasses.replace(state, highest=highest, highest_slot=slot)
+
+
+def _highest_and_refused(settled: Array, good: Array) -> tuple[Array, Array]:
+    """The highest priority, and how many are not good, uint32."""
+    return jnp.max(settled), jnp.sum(~good, dtype=jnp.uint32)
+
+
+def _both_at_once(settled: Array, good: Array) -> tuple[Array, Array]:
+    """The same in one reduction. Priorities are finite, so that no order of comparisons matters."""
+
+    def join(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+        return jnp.maximum(one[0], other[0]), one[1] + other[1]
+
+    bad = jnp.pad((~good).astype(jnp.uint32), (0, settled.shape[0] - good.shape[0]))  # one entry is there twice
+    none = jnp.full((), -1, settled.dtype), jnp.zeros((), jnp.uint32)
+    found: tuple[Array, Array] = jax.lax.reduce((settled, bad), none, join, (0,))
+    return found
 
 
 @functools.partial(jax.jit, static_argnums=0)
