@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int, UInt32
 
-from fbuf.fusion import computed_once
+from fbuf.fusion import by_device, computed_once
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 from fbuf.samplers.uniform import below
 
@@ -164,15 +164,26 @@ def swaps(
 
 def _followed_to_the_end(pointers: Int[Array, " count"]) -> Int[Array, " count"]:
     """The end of each chain of pointers; an end points to itself. O(count * log of the longest chain)."""
+    return by_device(_followed_while_they_move, _followed_halfway_each_time)(pointers)
 
-    def further(pointers: Array) -> Array:
-        return pointers.at[pointers].get(mode=_CLIP)
 
+def _further(pointers: Array) -> Array:
+    return pointers.at[pointers].get(mode=_CLIP)
+
+
+def _followed_while_they_move(pointers: Array) -> Array:
     return jax.lax.while_loop(
         lambda ways: jnp.any(ways[0] != ways[1]),
-        lambda ways: (ways[1], further(ways[1])),
-        (pointers, further(pointers)),
+        lambda ways: (ways[1], _further(ways[1])),
+        (pointers, _further(pointers)),
     )[1]
+
+
+def _followed_halfway_each_time(pointers: Array) -> Array:
+    """As often as the longest chain that there can be needs: a GPU would ask the host after each round."""
+    for _ in range((pointers.shape[0] - 1).bit_length()):
+        pointers = _further(pointers)
+    return pointers
 
 
 def _sorting(values: Int[Array, " count"], bits: int) -> Int[Array, " count"]:
