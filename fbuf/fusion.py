@@ -104,9 +104,7 @@ def _chosen(
 
 
 @functools.lru_cache(maxsize=256)  # JAX caches eager calls by function
-def _branches(
-    on_cpu: Callable[..., T], elsewhere: Callable[..., T]
-) -> tuple[Callable[..., T], Callable[..., T]]:
+def _branches(on_cpu: Callable[..., T], elsewhere: Callable[..., T]) -> tuple[Callable[..., T], Callable[..., T]]:
     """The first function, and the second wrapped so that JAX traces it only when it compiles for another device."""
     traced_once = jax.jit(on_cpu, inline=True)
 
@@ -176,6 +174,20 @@ def part(array: Array, start: Array, count: int) -> Array:
 def put(array: Array, value: Array, place: Array) -> Array:
     """The array with a value at a place in range along the first axis; in a loop it is written in place."""
     return jax.lax.dynamic_update_index_in_dim(array, value.astype(array.dtype), place.astype(jnp.uint32), 0)
+
+
+def put_alone(array: Array, value: Array, place: Array) -> Array:
+    """The array with a value at a place in range along the first axis, outside of loops of one kernel.
+
+    A slice on the CPU, where XLA would test again, in three kernels, that a scatter is in range. GPUs hand slices to another
+    stream: there it is a scatter.
+    """
+    return by_device(put, _scattered)(array, value, place)
+
+
+def _scattered(array: Array, value: Array, place: Array) -> Array:
+    at, values = two_or_more((place[None], value.astype(array.dtype)[None]))
+    return array.at[at].set(values, mode="promise_in_bounds")
 
 
 def gather(array: Array, places: Array) -> Array:

@@ -135,7 +135,9 @@ def _insert(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTab
         return state, slots[:, 0], valid[:, 0]
     rows, hashes, no_place = jnp.arange(count, dtype=jnp.int32), _hashed(words), len(state.entries)
     state, places = _probe(state, words, hashes, jnp.ones(count, jnp.bool_), claims=True)
-    found = state.entries[places]
+    # Read once, before the entries are written: a read that is fused into a later write would copy them all.
+    found, entries = jax.lax.optimization_barrier((state.entries[places], state.entries))
+    state = dataclasses.replace(state, entries=entries)
     owner = found - capacity  # the first row with this key, if it is a new one
     new, first = owner >= 0, owner == rows
     numbers = state.size + jnp.cumsum(first, dtype=jnp.int32) - 1
@@ -220,7 +222,8 @@ def _probe(
             lambda carry: carry[-1].any(), move, (entries, kept, places, steps, left)
         )
         if claims:
-            free = jnp.where(left & (entries[places] == _EMPTY), places, mask + 1)
+            # Before the claims: a read that is fused into the write would copy all entries.
+            free = jax.lax.optimization_barrier(jnp.where(left & (entries[places] == _EMPTY), places, mask + 1))
             entries = entries.at[free].min(capacity + rows, mode="drop")
         found = entries[places]
         stored = packed(jax.tree.map(lambda leaf: leaf.at[found].get(mode=_CLIP), keys))

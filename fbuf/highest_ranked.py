@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
-from fbuf.fusion import computed_once, two_or_more, zero_after
+from fbuf.fusion import computed_once, put_alone, two_or_more, zero_after
 from fbuf.paths import leaf_at, path_of, required_leaf
 from fbuf.writers import Writer, count_up
 
@@ -163,10 +163,7 @@ def _replace_lowest(levels: tuple[Array, ...], rank: Array) -> tuple[Int[Array, 
         value = jnp.min(jnp.where(jnp.arange(FANOUT) == child, value, family))
     # A barrier: all reads come before the writes, or XLA would copy each level.
     entries, values = computed_once(([entry for entry, _, _ in reversed(families)], values))
-    changed = [
-        jax.lax.dynamic_update_slice(level, value[None], (entry,))
-        for level, entry, value in zip(levels, entries, values, strict=True)
-    ]
+    changed = [put_alone(level, value, entry) for level, entry, value in zip(levels, entries, values, strict=True)]
     return node, tuple(changed)
 
 

@@ -11,7 +11,6 @@ from jax import Array
 from jaxtyping import Int
 
 from fbuf.fusion import (
-    by_device,
     computed_once,
     divmod_unsigned,
     entry,
@@ -19,7 +18,7 @@ from fbuf.fusion import (
     one_kernel_loop,
     opaque_zero,
     put,
-    two_or_more,
+    put_alone,
     word_of,
     zero_after,
 )
@@ -45,20 +44,10 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
 
     def scatter(kept: Array, new: Array) -> Array:
         if rows.shape == (1,):
-            return by_device(_put_one, _put_one_twice)(kept, jnp.asarray(new).astype(kept.dtype), rows)
+            return put_alone(kept, jnp.asarray(new)[0], rows[0])
         return kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating)
 
     return jax.tree.map(scatter, items, batch)
-
-
-def _put_one(kept: Array, new: Array, row: Array) -> Array:
-    """One row: in a scatter XLA would test again that the row is in range, in three kernels."""
-    return put(kept, new[0], row[0])
-
-
-def _put_one_twice(kept: Array, new: Array, row: Array) -> Array:
-    """One row, not as a slice: GPUs hand slices to another stream."""
-    return kept.at[two_or_more(row)].set(two_or_more(new), mode="promise_in_bounds")
 
 
 @jax.jit

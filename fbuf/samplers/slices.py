@@ -193,8 +193,8 @@ class Slices:
             first = write.after.first[divmod_unsigned(latest, write.after.number.shape[0])[1], lanes]
             length = jnp.minimum((write.ring.written[0] - first).astype(jnp.int32), write.ring.size)
             long_enough = write.after.is_open & (length >= self.shortest)
-            going = jnp.argsort(~long_enough, stable=True).astype(jnp.int32)
-            state = dataclasses.replace(state, going=going, going_count=jnp.sum(long_enough, dtype=jnp.int32))
+            going, going_count = _first_those(long_enough)
+            state = dataclasses.replace(state, going=going, going_count=going_count)
         return state
 
     @functools.partial(jax.jit, static_argnums=0)  # eagerly, its loop would be compiled in every call
@@ -374,6 +374,15 @@ def _refuse_slots(name: str, sampler: Any, following: Any) -> None:
         raise TypeError(f"{name}={sampler!r} needs the order of writing, which starts of slices do not have")
     if not isinstance(sampler, following) and jax.tree.leaves(jax.eval_shape(lambda: sampler.init(1))):
         raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among entries that writes renumber")
+
+
+def _first_those(flags: Bool[Array, " n"]) -> tuple[Int[Array, " n"], Int[Array, ""]]:
+    """All places, first those of true flags, both in their order; and how many these are."""
+    before = jnp.cumsum(flags, dtype=jnp.int32)
+    count, own = before[-1], jnp.arange(flags.shape[0], dtype=jnp.int32)
+    to = jnp.where(flags, before - 1, count + own - before)
+    at, places = two_or_more((to, own))
+    return jnp.zeros_like(own).at[at].set(places, mode="promise_in_bounds"), count
 
 
 def _rows_from(cursor: Array, offset: int, count: int, capacity: int) -> Int[Array, " count"]:

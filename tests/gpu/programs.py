@@ -65,7 +65,7 @@ def _of_buffer(name: str, buffer: fbuf.Buffer, batch: int, items: Callable[..., 
     state, rows = jax.eval_shape(buffer.init, items()), items(batch)
     sampled = functools.partial(_sampled, buffer, batch)
     yield Program(f"{name}: extend", batch, lambda state, rows: buffer.extend(state, rows)[0], (state, rows))
-    yield Program(f"{name}: sample", batch, sampled, (state, _KEY), writes=bool(jax.tree.leaves(state.sampler)))
+    yield Program(f"{name}: sample", batch, sampled, (state, _KEY))
     if buffer.sampler.keeps_priorities:
         slots, priorities = _array(batch, dtype=jnp.int32), _array(batch)
         yield Program(f"{name}: update", batch, buffer.update, (state, slots, priorities))
@@ -75,9 +75,7 @@ def _of_buffer(name: str, buffer: fbuf.Buffer, batch: int, items: Callable[..., 
 
 
 def _sampled(buffer: fbuf.Buffer, batch: int, state: Any, key: Any) -> Any:
-    """The sampler's state and the batch: a program that returns the rows as well would not copy them, if it donates."""
-    after, items, draw = buffer.sample(state, key, batch)
-    return after.sampler, items, draw
+    return buffer.sample(state, key, batch)
 
 
 def _cycle(buffer: fbuf.Buffer, batch: int, state: Any, key: Any, rows: Any) -> Any:
@@ -153,8 +151,6 @@ def programs(batch: int) -> list[Program]:
         buffer = fbuf.Buffer(CAPACITY, sampler, trajectories=_MARKS if ordered else None)
         found += _of_buffer(name, buffer, batch)
     if batch == min(BATCHES):
-        pixels = fbuf.Buffer(
-            100_000, trajectories=fbuf.Trajectories(terminated="done"), frames=fbuf.Frames(stack=4)
-        )
+        pixels = fbuf.Buffer(100_000, trajectories=fbuf.Trajectories(terminated="done"), frames=fbuf.Frames(stack=4))
         found += _of_buffer("Frames", pixels, batch, _images)
     return [*found, *_others(batch)]
