@@ -14,7 +14,7 @@ retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; d
 
 EXAMPLES := rainbow r2d2 two_doors apex her behaviour_cloning offline tic_tac_toe grpo
 
-.PHONY: demo examples test test-slow faults style weigh lint bench bench-compare clean
+.PHONY: demo examples test test-slow faults gpu-check style weigh lint bench bench-compare clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,12 @@ test-slow: $(STAMP)
 faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/reliability.md
 	$(BIN)/python -m tests.faults
 
+gpu-check:  ## some minutes: compile for an H100, without one, and count what it would run; a card needs no more than before
+	$(PYTHON) -m venv $(VENV)-gpu
+	$(call retried,$(VENV)-gpu/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[gpu-check]')
+	$(VENV)-gpu/bin/python -W ignore -m tests.gpu.compiled --batch 256 & \
+	$(VENV)-gpu/bin/python -W ignore -m tests.gpu.compiled --batch 65536 && wait $$!
+
 style: $(STAMP)  ## ruff, the layers that imports may not cross, and the weight that only falls
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -65,4 +71,4 @@ bench-compare: $(STAMP)  ## what became slower: make bench-compare A=old.json B=
 	$(BIN)/python benchmarks/compare.py $(A) $(B) $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) $(VENV)-gpu .mypy_cache .ruff_cache .pytest_cache build *.egg-info

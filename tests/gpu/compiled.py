@@ -3,7 +3,9 @@
 It needs the compiler for CUDA (`pip install .[gpu-check]`), and no driver. XLA writes what it compiles into a folder that
 is named in `XLA_FLAGS` before JAX is imported, so this is a program of its own:
 
-    python -m tests.gpu.compiled [--only TEXT] [--json FILE] [--verbose]
+    python -m tests.gpu.compiled                 # every program against `limits.json`; make gpu-check
+    python -m tests.gpu.compiled --only Slices   # some, without a check; --verbose lists what they run
+    python -m tests.gpu.compiled --lower         # writes counts that fell into `limits.json`
 """
 
 import argparse
@@ -12,7 +14,9 @@ import json
 import os
 import pathlib
 import re
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,7 +50,7 @@ runtime_version { major: 13 minor: 0 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 _STRUCTURE = {"kCommandBuffer", "kWhile", "kConditional", "kAsyncStart", "kAsyncDone", "kSequential"}
-_LARGE = 1_000_000  # elements
+LIMITS = pathlib.Path(__file__).with_name("limits.json")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Counts:
         outside: nodes that are in none.
         loops: loops that the host drives.
         forks: hand-offs to another stream.
-        copies: copies of a million elements or more.
+        copies: copies of half of the largest array that is given, or more.
     """
 
     nodes: int
@@ -70,8 +74,8 @@ class Counts:
     copies: int
 
 
-def of_thunks(text: str, program: str) -> Counts:
-    """The counts of a list of thunks, as XLA writes it, and of the program's text."""
+def of_thunks(text: str, program: str, large: int) -> Counts:
+    """The counts of a list of thunks, as XLA writes it, and of the program's text; `large` copies have so many elements."""
     kinds: collections.Counter[str] = collections.Counter()
     outside, within = 0, None
     for line in text.splitlines():
@@ -94,7 +98,7 @@ def of_thunks(text: str, program: str) -> Counts:
         outside=outside,
         loops=kinds["kWhile"],
         forks=kinds["kAsyncStart"],
-        copies=sum(size >= _LARGE for size in sizes),
+        copies=sum(size >= large for size in sizes),
     )
 
 
@@ -105,14 +109,8 @@ def _product(shape: str) -> int:
     return size
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="programs whose name contains this")
-    parser.add_argument("--batch", type=int, nargs="*")
-    parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--verbose", action="store_true", help="print the thunks, too")
-    options = parser.parse_args()
-    folder = pathlib.Path(tempfile.mkdtemp())
+def compiler(folder: pathlib.Path) -> Callable[[Any, bool], Counts]:
+    """Compiles a program for an H100 and counts; XLA dumps into the folder. Prints the thunks, if that is asked."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
 
@@ -120,36 +118,67 @@ def main() -> None:
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
-    from tests.gpu import programs
-
     device = topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1").devices[0]
 
     def place(shape: Any) -> Any:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=SingleDeviceSharding(device))
 
-    results = {}
-    for batch in options.batch or programs.BATCHES:
-        for program in programs.programs(batch):
-            if options.only not in program.name:
-                continue
-            for file in folder.iterdir():
-                file.unlink()
-            try:
-                text = program.lowered(place).compile().as_text()
-            except Exception as error:
-                print(f"{program!s:<50} {type(error).__name__}: {str(error).splitlines()[0][:150]}", flush=True)
-                continue
-            found = sorted(folder.glob("*thunk_sequence_after_thunk_passes.txt")) or sorted(
-                folder.glob("*thunk_sequence.txt")
-            )
-            thunks = found[-1].read_text()
-            if options.verbose:
-                print(re.sub(r"\[(source|prev).*?\]\s*", "", thunks))
-            counts = of_thunks(thunks, text)
-            results[str(program)] = asdict(counts)
-            print(f"{program!s:<50} {counts}".replace("Counts", ""), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    def count(program: Any, verbose: bool) -> Counts:
+        for file in folder.iterdir():
+            file.unlink()
+        text = program.lowered(place).compile().as_text()
+        found = sorted(folder.glob("*thunk_sequence_after_thunk_passes.txt"))
+        found = found or sorted(folder.glob("*thunk_sequence.txt"))
+        thunks = found[-1].read_text()
+        if verbose:
+            print(re.sub(r"\[(source|prev).*?\]\s*", "", thunks))
+        return of_thunks(thunks, text, max(leaf.size for leaf in jax.tree.leaves(program.operands)) // 2)
+
+    return count
+
+
+def counted(batches: list[int], only: str, verbose: bool) -> Iterator[tuple[str, Counts]]:
+    """The name and the counts of each program."""
+    with tempfile.TemporaryDirectory() as folder:
+        count = compiler(pathlib.Path(folder))
+        from tests.gpu import programs
+
+        for batch in batches or programs.BATCHES:
+            for program in programs.programs(batch):
+                if only in program.name:
+                    yield str(program), count(program, verbose)
+
+
+def above(name: str, counts: Counts, limits: dict[str, dict[str, int]]) -> list[str]:
+    """What is more than the limit, in words."""
+    if name not in limits:
+        return [f"{name}: no limit is known; --lower writes one"]
+    return [
+        f"{name}: {count} {kind}, at most {limits[name][kind]} are allowed"
+        for kind, count in asdict(counts).items()
+        if count > limits[name][kind] and kind != "graphs"
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("--batch", type=int, nargs="*", default=[])
+    parser.add_argument("--lower", action="store_true", help="write counts that fell, and those of new programs")
+    parser.add_argument("--verbose", action="store_true", help="print the thunks, too")
+    options = parser.parse_args()
+    limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
+    wrong: list[str] = []
+    for name, counts in counted(options.batch, options.only, options.verbose):
+        print(f"{name:<45}", *(f"{kind} {count}" for kind, count in asdict(counts).items()), flush=True)
+        wrong += above(name, counts, limits)
+        if options.lower:
+            held = limits.setdefault(name, asdict(counts))
+            limits[name] = {kind: min(count, held[kind]) for kind, count in asdict(counts).items()}
+    if options.lower:
+        LIMITS.write_text(json.dumps(limits, indent=1) + "\n")
+    elif wrong:
+        sys.exit("\n".join(["a GPU would be asked for more than before:", *wrong]))
 
 
 if __name__ == "__main__":
