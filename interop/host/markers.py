@@ -91,10 +91,11 @@ def starts(markers: Markers, before: Markers | None = None) -> np.ndarray:
 
     `before` has the markers of the row before the first one, [1, lanes]; without it the first row begins trajectories.
     """
-    found = np.empty(markers.flags.shape, np.bool_)
-    if len(found):
-        found[0] = True if before is None else _breaks(before.at(0), markers.at(0))
-        found[1:] = _breaks(markers.at(slice(-1)), markers.at(slice(1, None)))
+    if before is not None and len(markers.flags):
+        ids, flags = np.concatenate([before.ids, markers.ids[:-1]]), np.concatenate([before.flags, markers.flags[:-1]])
+        return _breaks(Markers(ids, flags), markers)
+    found = np.ones(markers.flags.shape, np.bool_)
+    found[1:] = _breaks(markers.at(slice(-1)), markers.at(slice(1, None)))
     return found
 
 
@@ -110,8 +111,13 @@ def _breaks(earlier: Markers, later: Markers) -> np.ndarray:
 
 def _flags_break(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
     """Whether flags say that items do not continue earlier ones."""
-    broken: np.ndarray = (earlier & END | later & FIRST | (earlier ^ later) & PADDING) != 0
+    broken: np.ndarray = _BROKEN[earlier * _FLAGS | later]
     return broken
+
+
+_FLAGS = np.uint8(8)
+_EARLIER, _LATER = np.divmod(np.arange(64, dtype=np.uint8), _FLAGS)
+_BROKEN = (_EARLIER & END | _LATER & FIRST | (_EARLIER ^ _LATER) & PADDING) != 0  # by the flags of both
 
 
 def codes(ids: np.ndarray) -> np.ndarray:
