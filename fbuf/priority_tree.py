@@ -369,9 +369,13 @@ def _climb_together(tree: PriorityTree, slots: Array | None) -> PriorityTree:
         nodes = {name: top[i] for i, name in enumerate(kinds)}
     elif found:  # a scatter: XLA would hand a slice that is written to another stream
         at = levels[sparse][0] + jnp.arange(top.shape[1], dtype=jnp.int32)
-        how: Any = {"mode": _CLIP, "unique_indices": True, "indices_are_sorted": True}
-        nodes = {name: nodes[name].at[at].set(top[i], **how) for i, name in enumerate(kinds)}
-    return dataclasses.replace(tree, **jax.lax.optimization_barrier(nodes))  # type: ignore[arg-type]
+        put = functools.partial(_put_sorted, at)
+        nodes = {name: put(nodes[name], top[i]) for i, name in enumerate(kinds)}
+    return dataclasses.replace(tree, **jax.lax.optimization_barrier(nodes))
+
+
+def _put_sorted(at: Array, nodes: Array, values: Array) -> Array:
+    return nodes.at[at].set(values, mode=_CLIP, unique_indices=True, indices_are_sorted=True)
 
 
 def _parents(kinds: tuple[str, ...], children: Array, count: int) -> Array:
@@ -391,8 +395,7 @@ def _with_empty(kinds: tuple[str, ...], nodes: Array, count: int) -> Array:
 
 def _combine(kinds: tuple[str, ...], first: Array, second: Array) -> Array:
     """Two nodes of each reduction, [reductions, n] each."""
-    found = [_REDUCTIONS[name][0](first[i], second[i]) for i, name in enumerate(kinds)]
-    return jnp.stack(found)
+    return jnp.stack([_REDUCTIONS[name][0](first[i], second[i]) for i, name in enumerate(kinds)])
 
 
 def _padded(count: int) -> int:

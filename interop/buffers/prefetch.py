@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from fbuf.tasks import start_daemon
 from interop.buffers.request import Request
 from interop.host.threads import Lock, came_from_a_signal, finished, hold_in_forks, renew_in_children
 from interop.shared.storage_lock import Held
+
+_T = TypeVar("_T")
 
 _NAME = "replay-prefetch"
 _SLOW = 1.0  # seconds without a batch after which a call looks whether a thread makes it
@@ -114,7 +116,7 @@ class Prefetch:
         self._called = time.monotonic()
         return batch
 
-    def _timed(self, make: Callable[[], Any]) -> Any:
+    def _timed(self, make: Callable[[], _T]) -> _T:
         begun = time.monotonic()
         batch = make()
         self._cost = time.monotonic() - begun
