@@ -13,6 +13,7 @@ PAGES = {
     "docs/engine.md": 4,
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
+    "docs/gpu.md": 1,
     "docs/scale.md": 3,
 }  # and how many blocks of code each has
 
