@@ -12,7 +12,9 @@ all, for that Python and platform:
     python -m pip install --no-index --no-deps --target /tmp/site wheels/*.whl
     PYTHONPATH=/tmp/site:. python benchmarks/gpu.py --json gpu.json
 
-That is what tensordict 0.14 needs beside numpy, packaging, cloudpickle and zipp (lazy-importer and zipp are needed by
+The part `rivals` measures flashbax beside ours if it is there; it needs chex, flax and tensorstore with all of theirs. On a
+card in two runs of ten minutes each: `--parts nodes cycle rivals` and `--parts floors growth torch`.
+The wheels above are what tensordict 0.14 needs beside numpy, packaging, cloudpickle and zipp (lazy-importer and zipp are needed by
 importlib_metadata); fbuf needs jaxtyping (which needs wadler-lindig) and ml_dtypes. All parts but `torch` do without
 tensordict. A part that fails costs its own numbers only. With `--device cpu --quick` all of it runs anywhere.
 """
@@ -27,7 +29,7 @@ from collections.abc import Callable
 
 import measure
 
-PARTS = ("floors", "cycle", "growth", "trees", "torch")
+PARTS = ("nodes", "floors", "cycle", "rivals", "growth", "trees", "torch")
 
 
 def arguments() -> argparse.Namespace:
@@ -87,8 +89,10 @@ def measured(options: argparse.Namespace, card: str) -> dict[str, str]:
         return max(rate for name, rate in known.items() if name.startswith("copy, "))
 
     work: dict[str, Callable[[], gpu_parts.Part]] = {
+        "nodes": lambda: importlib.import_module("gpu_rivals").nodes(place),
         "floors": lambda: gpu_parts.floors(place),
         "cycle": lambda: gpu_parts.cycle(place, bandwidth()),
+        "rivals": lambda: importlib.import_module("gpu_rivals").measured(place),
         "growth": lambda: gpu_parts.growth(place),
         "trees": lambda: importlib.import_module("gpu_trees").measured(place),
         "torch": lambda: gpu_parts.torch_calls(place),
