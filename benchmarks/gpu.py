@@ -14,7 +14,7 @@ all, for that Python and platform:
 
 The part `rivals` measures flashbax beside ours if it is there; it needs chex, flax and tensorstore with all of theirs. On a
 card in two runs of ten minutes each: `--parts nodes cycle rivals` and `--parts floors growth torch`.
-The wheels above are what tensordict 0.14 needs beside numpy, packaging, cloudpickle and zipp (lazy-importer and zipp are needed by
+The wheels above are what tensordict 0.14 needs beside numpy, packaging, cloudpickle and zipp (lazy-importer and zipp for
 importlib_metadata); fbuf needs jaxtyping (which needs wadler-lindig) and ml_dtypes. All parts but `torch` do without
 tensordict. A part that fails costs its own numbers only. With `--device cpu --quick` all of it runs anywhere.
 """
