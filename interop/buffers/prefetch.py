@@ -93,19 +93,21 @@ class Prefetch:
             lock: held while requests are filled. It is taken before the lock of the queue, as in writes that drop the queue.
             settings: of the samplers. Requests of other settings are undone, and drawn anew.
         """
-        pending = None
+        pending, call = None, object()
         now = time.monotonic()
         self._away, self._called = now - self._called, now
         try:
             with self.mutex:
                 if self._queue and not self._queue[0].has(settings):
                     self.drop()
-                pending = self._oldest()
+                pending = self._oldest(call)
                 if pending is None and self._error is not None:
                     error, self._error = self._error, None
                     raise error
             batch = self._timed(draw) if pending is None else self._await(pending, draw)
         except BaseException:
+            if pending is None:  # perhaps it was interrupted before it knew its request
+                pending = next((each for each in self._queue if each.awaited is call), None)
             if pending is not None and not pending.returned:
                 self.drop()
             raise
@@ -122,11 +124,11 @@ class Prefetch:
         self._cost = time.monotonic() - begun
         return batch
 
-    def _oldest(self) -> Request | None:
-        """The oldest request that no call waits for. The caller waits for it from now on."""
+    def _oldest(self, call: object) -> Request | None:
+        """The oldest request that no call waits for. This call waits for it from now on."""
         for each in self._queue:
-            if not each.awaited:
-                each.awaited = True
+            if each.awaited is None:
+                each.awaited = call
                 return each
         return None
 
@@ -155,9 +157,14 @@ class Prefetch:
             raise
         return False
 
+    @property
+    def _begins_at_once(self) -> bool:
+        """Whether threads make a batch when it is asked for, by what the last calls were like."""
+        return self._cost > _LONG or self._away > _AWAY
+
     def _call_threads(self) -> None:
         """Have the newest request made by a thread: at once, or when no call has come for a while."""
-        if self._cost > _LONG or self._away > _AWAY:
+        if self._begins_at_once:
             self._call_a_thread(Prefetch.make_next)
         elif not self._watched:
             self._call_a_thread(Prefetch.make_meanwhile)
@@ -165,8 +172,11 @@ class Prefetch:
 
     def _call_a_thread(self, act: "Callable[[Prefetch], float | None]") -> None:
         if self._threads < self.depth:
-            start_daemon(partial(_work, self._calls), f"{_NAME}_{self._threads}")
-            self._threads += 1  # after an interrupt there is one more, which does no harm
+            self._threads += 1  # first: after an interrupt there is one less, and none that nobody ends
+            try:
+                start_daemon(partial(_work, self._calls), f"{_NAME}_{self._threads - 1}")
+            except RuntimeError:  # the system has no thread left: calls make their batches
+                self._threads -= 1
         self._calls.put((weakref.ref(self), act))
 
     def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
@@ -177,7 +187,7 @@ class Prefetch:
             if task.has_ended(_SLOW):
                 break
         with self.mutex:
-            if task.error is not None and not (pending.dropped and isinstance(task.error, Exception)):
+            if task.error is not None and (not pending.dropped or came_from_a_signal(task.error)):
                 raise task.error
             if not pending.dropped:
                 if pending.is_current:
@@ -219,17 +229,21 @@ class Prefetch:
             pending.task.run(partial(self._timed, pending.make))
 
     def make_meanwhile(self) -> float | None:
-        """Make batches if no call has come for a while. Returns the seconds until the next look; None if all are begun."""
-        quiet = time.monotonic() - self._called
-        if quiet < _WATCHED:
+        """Make batches if no call has come for a while. Returns the seconds until the next look; None for no more.
+
+        It ends where all are begun, and where threads begin at once again, which this thread would keep from doing so.
+        """
+        quiet, at_once = time.monotonic() - self._called, self._begins_at_once
+        if quiet < _WATCHED and not at_once:
             return _WATCHED - quiet
         with self.mutex:
             left = sum(each.closed and not each.task.claimed for each in self._queue)
-            if not left:
+            if at_once or not left:
                 self._watched = False
-                return None
-            for _ in range(left - 1):
+            for _ in range(left if at_once else left - 1):
                 self._call_a_thread(Prefetch.make_next)
+        if at_once or not left:
+            return None
         self.make_next()
         return 0.0
 
@@ -246,7 +260,7 @@ class Prefetch:
             yield
 
     def __len__(self) -> int:
-        return sum(not each.awaited for each in self._queue)
+        return sum(each.awaited is None for each in self._queue)
 
     def __reduce__(self) -> Any:
         return Prefetch, (self.depth,)

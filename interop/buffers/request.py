@@ -82,7 +82,7 @@ class Request:
     Attributes:
         parts: what is drawn.
         closed: whether all was drawn that is drawn ahead.
-        awaited: whether a call waits for the batch.
+        awaited: the call that waits for the batch, if one does.
         dropped: whether it was undone.
         returned: whether it counts as drawn.
         task: the making of the batch.
@@ -91,13 +91,15 @@ class Request:
 
     __slots__ = ("_after", "_before", "_settings", "awaited", "closed", "dropped", "make", "parts", "returned", "task")
 
+    awaited: object
     task: Task
     make: Callable[[], Any]
 
     def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
         """Begin a request with keys from these generators; None for torch's global one."""
         self.parts: list[Part] = []
-        self.closed = self.awaited = self.dropped = self.returned = False
+        self.closed = self.dropped = self.returned = False
+        self.awaited = None
         used = [torch.default_generator if each is None else each for each in generators]
         self._before = [(each, each.get_state()) for each in used]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import signal
 import threading
 import time
 
@@ -13,7 +14,9 @@ from interop import (
     PrioritizedReplayBuffer,
     RandomSampler,
     ReplayBuffer,
+    SamplerWithoutReplacement,
 )
+from interop.buffers import prefetch
 from tests.interop.rows import plain_tensor
 from tests.interop.test_threads import together
 
@@ -122,6 +125,65 @@ def test_long_batches_are_made_at_the_same_time():
     for _ in range(20):
         buffer.sample()
     assert max(at_once) >= 3
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_without_threads_calls_make_their_batches(depth, monkeypatch):
+    def refused(work, name):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(prefetch, "start_daemon", refused)
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(40), sampler=SamplerWithoutReplacement(), batch_size=4, prefetch=depth
+    )
+    buffer.extend(torch.arange(40))
+    for _ in range(2):
+        assert sorted(torch.cat([buffer.sample() for _ in range(10)]).tolist()) == list(range(40))
+
+
+def test_one_thread_watches_no_longer_than_calls_follow_each_other():
+    """The only thread of a queue of one makes the next batch after steps of a millisecond, as before a quick loop."""
+    buffer = ahead(1)
+    for _ in range(300):
+        buffer.sample()
+    for _ in range(20):
+        buffer.sample()
+        time.sleep(0.001)
+    settled(buffer)
+    assert buffer._prefetch._calls.qsize() <= 1
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_an_exception_of_a_signal_handler_reaches_the_call_although_the_queue_was_dropped():
+    def handler(number, frame):
+        raise StoppedError
+
+    armed = []
+
+    def transform(data):
+        if armed and threading.current_thread() is threading.main_thread():
+            dropping = threading.Thread(target=buffer.drop_prefetched)
+            dropping.start()
+            dropping.join()
+            signal.raise_signal(signal.SIGUSR1)
+        return data
+
+    buffer = ahead(3, transform=transform)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for _ in range(20):
+            buffer.sample()
+        armed.append(True)
+        with pytest.raises(StoppedError):
+            for _ in range(20):
+                buffer.sample()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    armed.clear()
+    assert buffer.sample().shape == (4, 3)
 
 
 # ------------------------------------------------------------------ changes meanwhile
