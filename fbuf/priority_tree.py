@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fbuf import checks, tree_in_loops
-from fbuf.fusion import by_device, computed_once, gather, one_kernel_loop, two_or_more, zero_after
+from fbuf.fusion import by_device, gather, one_kernel_loop, two_or_more, zero_after
 
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
@@ -354,7 +354,7 @@ def _climb_together(tree: PriorityTree, slots: Array | None) -> PriorityTree:
     nodes = {name: _climb(tree.leaves, held, slots, *_REDUCTIONS[name], top=sparse) for name, held in kept.items()}
     if sparse:
         offset, count = levels[sparse - 1]
-        nodes = computed_once(nodes)
+        nodes = jax.lax.optimization_barrier(nodes)
         below = jnp.stack([jax.lax.slice(nodes[name], (offset,), (offset + _padded(count),)) for name in kinds])
     else:
         below = jnp.stack([_REDUCTIONS[name][1](tree.leaves) for name in kinds])
