@@ -133,7 +133,10 @@ class _Plan:
             since = min(since, int(apart[0])) if apart.size else since
             complete[lane], is_open = _complete(of_lane, last, n)
             needed = min(needed, int(is_open.argmax()) if is_open.any() else total)
-        wait = np.maximum(complete, np.minimum(np.arange(total) + n, since))
+        # In the order of time until trajectories turn out to be interleaved, in the order of completion from there on. This
+        # depends on the rows alone, so a stream that is cut in other places gives its transitions in the same order.
+        in_time = np.maximum.accumulate(np.maximum(complete, np.arange(total) + n), 1)
+        wait = np.where(in_time < since, in_time, np.maximum(complete, since))
         wait[stored] = total
         count = int((wait < total).sum(1).min(initial=total if lanes else 0))
         chosen = np.argsort(wait, 1, kind="stable")[:, :count]

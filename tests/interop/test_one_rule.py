@@ -105,6 +105,19 @@ def test_n_step_returns_of_a_stream_in_pieces(layout: Layout, marks: str, n: int
                 assert orders[-1] == orders[0]  # in one order, however the stream is cut
 
 
+@pytest.mark.parametrize(
+    ("layout", "marks", "seed"),
+    [("steps", "everything", 112), ("episodes", "ids and ends", 121), ("episodes", "everything", 362)],
+)
+def test_transitions_in_one_order_where_a_later_episode_is_complete_first(
+    layout: Layout, marks: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag ends the one step of an episode before it is known that the one before has ended, too."""
+    monkeypatch.setattr("tests.interop.test_one_rule.SEEDS", [seed])
+    for n in (1, 2, 4):
+        test_n_step_returns_of_a_stream_in_pieces(layout, marks, n)
+
+
 @pytest.mark.parametrize("marks", [name for layout, name in COMBINATIONS if layout == "steps"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_frame_of_an_interleaved_stream_is_stored_once_it_is_complete(marks: str, n: int) -> None:
