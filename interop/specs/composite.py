@@ -286,7 +286,7 @@ class Composite(TensorSpec):
 
     def is_empty(self, recurse: bool = False) -> bool:
         """Whether there are no entries; with `recurse`, empty Composites do not count as entries."""
-        entries = list(self.values())
+        entries = [entry for _, entry in self._roots()]
         return not entries or (recurse and all(isinstance(each, Composite) and each.is_empty(True) for each in entries))
 
     def __len__(self) -> int:
@@ -310,8 +310,8 @@ class Composite(TensorSpec):
             return
         as_lists = is_leaf is _NESTED_TENSORS_AS_LISTS
         for path, entry in self._listed() if as_lists else [((name,), entry) for name, entry in self._roots()]:
-            is_node = isinstance(entry, Composite) and (as_lists or is_leaf is None or not is_leaf(type(entry)))
-            is_whole = step_mdp_static_only and isinstance(entry, Composite) and entry.step_mdp_static
+            is_node = _is_composite(entry) and (as_lists or is_leaf is None or not is_leaf(type(entry)))
+            is_whole = step_mdp_static_only and _is_composite(entry) and entry.step_mdp_static
             if is_node and include_nested:
                 assert isinstance(entry, Composite)
                 inner = entry.walk(True, leaves_only, is_leaf, step_mdp_static_only)
@@ -576,7 +576,12 @@ class Composite(TensorSpec):
 
 def _demands(entry: Entry) -> TypeGuard[TensorSpec]:
     """Whether a value must be there: not for an entry of unknown kind, nor for an empty Composite."""
-    return entry is not None and not (isinstance(entry, Composite) and entry.is_empty())
+    return entry is not None and not (_is_composite(entry) and entry.is_empty())
+
+
+def _is_composite(entry: Entry) -> TypeGuard[Composite]:
+    """`isinstance`, which would ask an entry of another class for its `__class__`, too: see `TensorSpec`."""
+    return issubclass(type(entry), Composite)
 
 
 def _is_path(index: tuple[Any, ...]) -> bool:

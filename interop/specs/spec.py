@@ -390,7 +390,8 @@ class TensorSpec:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        other = torchrl_classes.comparable(other)
+        if type(other) is not type(self):
+            other = torchrl_classes.comparable(other)
         return type(self) is type(other) and self._is_like(other)
 
     def _is_like(self, other: Any) -> bool:

@@ -42,6 +42,8 @@ def converted(value: Any) -> Any:
 
     TypeError for a class of torchrl that has no counterpart here.
     """
+    if NAME not in sys.modules:
+        return value
     specs = _imported(NAME, "StackedComposite")
     if specs is None or specs.TensorSpec not in type(value).__mro__:
         return value
@@ -52,8 +54,9 @@ def converted(value: Any) -> Any:
 
 def comparable(value: Any) -> Any:
     """As `converted`, but a spec without a counterpart is unchanged: it equals no spec of this package."""
-    with contextlib.suppress(TypeError):
-        return converted(value)
+    if NAME in sys.modules:
+        with contextlib.suppress(TypeError):
+            return converted(value)
     return value
 
 
