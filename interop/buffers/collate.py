@@ -80,13 +80,16 @@ def _same_dims(items: list[TensorDictBase]) -> None:
 
 
 def _dense(items: list[Tensor]) -> Tensor:
-    unlike = [item for item in items if isinstance(item, Tensor) and item.shape != items[0].shape]
-    if unlike:
-        raise RuntimeError(
-            f"tensors of shapes {list(items[0].shape)} and {list(unlike[0].shape)} cannot be stacked: pass "
-            "collate_fn=lambda items: items to get them as a list, or store tensordicts, which are stacked lazily"
-        )
-    return torch.stack(items)
+    try:
+        return torch.stack(items)
+    except RuntimeError:
+        unlike = [item for item in items if isinstance(item, Tensor) and item.shape != items[0].shape]
+        if not unlike:
+            raise
+    raise RuntimeError(
+        f"tensors of shapes {list(items[0].shape)} and {list(unlike[0].shape)} cannot be stacked: pass "
+        "collate_fn=lambda items: items to get them as a list, or store tensordicts, which are stacked lazily"
+    )
 
 
 def _of_one_device(items: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ finished before the data is read.
 import contextlib
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -78,6 +79,27 @@ def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
         if dense.numel() == 0:
             return jnp.empty(tuple(dense.shape), DTYPES[dense.dtype], device=device)
         return jax.dlpack.from_dlpack(dense)
+
+
+def lent(tensors: Sequence[Tensor]) -> list[jax.Array]:
+    """Tensors of one device as arrays in the same memory where that is dense; else in memory of their own.
+
+    The caller keeps them unchanged until the program that reads the arrays has begun, and passes one of its results to
+    `followed`. Errors as of `to_jax`.
+    """
+    with exact():
+        return [to_jax(tensor, copy=False) for tensor in tensors]
+
+
+def followed(result: jax.Array) -> None:
+    """Have torch wait for the program of this result, so that it does not write to what the program reads.
+
+    On a GPU the next work of torch's current stream waits, the host does not. The CPU has no streams: there the host waits.
+    """
+    if next(iter(result.devices())).platform == "cpu":
+        result.block_until_ready()
+    else:
+        torch.from_dlpack(result)
 
 
 def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:

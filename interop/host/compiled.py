@@ -213,9 +213,13 @@ read = jax.jit(storage.read, compiler_options=_OPTIONS, static_argnums=2)  # cop
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, donate_argnums=0)
-def write(items: list[Array], rows: Array, batch: list[Array]) -> list[Array]:
-    """Items with batch at rows, in place; equal rows have equal values."""
-    return [kept.at[rows].set(new, mode="promise_in_bounds") for kept, new in zip(items, batch, strict=True)]
+def write(items: list[Array], rows: Array | tuple[Array, ...], batch: list[Array]) -> tuple[list[Array], Array]:
+    """Items with batch at rows, in place, and a number that is there once the batch has been read.
+
+    `rows` are row numbers, or coordinates. Equal rows have equal values.
+    """
+    held = [kept.at[rows].set(new, mode="promise_in_bounds") for kept, new in zip(items, batch, strict=True)]
+    return held, jax.tree.leaves(rows)[0][0]
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1))

@@ -75,10 +75,12 @@ class DevicePriorities(Priorities):
         )
         if fits:
             self._raise_deferred()
-            given = bridge.to_jax(index), bridge.to_jax(priority.reshape(-1)), np.int64(self.size)
+            given = bridge.lent([index, priority.reshape(-1)])
             state = self._state
             with uninterrupted(), bridge.exact():
-                self._held, accepted = compiled.update_async(self.rule, state, *given)
+                self._held, accepted = compiled.update_async(self.rule, state, *given, np.int64(self.size))
+                bridge.followed(accepted)  # the caller may write to its tensors again
+            accepted.copy_to_host_async()
             self._accepted.append(accepted)
         return fits
 

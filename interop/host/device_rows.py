@@ -102,14 +102,15 @@ class JaxRows:
         extra = padded.shape[0] - slots.shape[0]
         batch = []
         for leaf in leaves:
-            here = leaf.device == self.device and not extra  # the caller's memory, which may change before JAX reads it
             leaf = leaf.detach().to(self.device)
             if extra:
                 leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
-            batch.append(bridge.to_jax(leaf, copy=here))
+            batch.append(leaf)
         at: Any = coordinates(padded, self.arrays[0].shape[0], lanes) if lanes else padded
+        given = bridge.lent(batch)
         with uninterrupted(), bridge.exact():  # the program takes the memory over: without its result the rows are gone
-            self.arrays = compiled.write(self.arrays, at, batch)
+            self.arrays, written = compiled.write(self.arrays, at, given)
+            bridge.followed(written)  # the caller may write to its tensors again
 
     def settle(self) -> None:
         """Have torch's edits of views done before JAX reads."""
