@@ -13,7 +13,7 @@ from torch import Tensor
 from interop.data.arguments import class_of, whole
 from interop.data.keys import as_path, checked_key
 from interop.data.trajectory_keys import TrajectoryKeys
-from interop.host.trajectories import Trajectories
+from interop.host.trajectories import Trajectories, lanes_of
 from interop.samplers.boundary_keys import BoundaryKeys, NoMarkersError
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage
@@ -156,10 +156,7 @@ class Sequence(SampleUnit):
             filled = storage.filled_rows
             before, after = storage.ring.around(rows, filled, storage.row_capacity(None))
             return _Runs(before, after, lambda offsets: (rows[:, None] + offsets) % filled)
-        lane = np.zeros_like(rows)
-        for size, at in zip((storage.shape or ())[1:], anchors[1:], strict=True):
-            lane = lane * size + at
-        times, first, last = index.located(rows, lane)
+        times, first, last = index.located(rows, lanes_of(anchors, storage.shape or ()))
         return _Runs(times - first, last - times, lambda offsets: index.rows_at(times[:, None] + offsets))
 
     def _trajectories(self, storage: Storage) -> Trajectories | None:

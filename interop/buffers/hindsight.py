@@ -17,6 +17,7 @@ from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data import randomness
 from interop.data.keys import as_path, checked_key
 from interop.data.trajectory_keys import TrajectoryKeys
+from interop.host.trajectories import lanes_of
 from interop.sample_units import expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.boundary_keys import BoundaryKeys, NoMarkersError
@@ -128,18 +129,18 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             (each.cpu().numpy() if isinstance(each, Tensor) else np.asarray(each)).astype(np.int64, copy=False)
             for each in drawn
         ]
-        lengths = self._sampler.slice_lengths()
-        if lengths is None:
-            lengths = np.ones(len(coordinates[0]), np.int64)
-        # Steps that are drawn together have one goal.
-        count = math.floor(len(lengths) * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
+        lengths = self._sampler.slice_lengths()  # steps that are drawn together have one goal
+        units = len(coordinates[0]) if lengths is None else len(lengths)
+        count = math.floor(units * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
         if count == 0:
             return first
-        lengths = lengths[:count]
+        ends = slice(count) if lengths is None else lengths[:count].cumsum() - 1
         entries = self._entries()
         shares = randomness.generator_of(key ^ np.uint32(_TAG)).random(count)
-        slots = self._goal_slots([each[lengths.cumsum() - 1] for each in coordinates], entries.episodes, shares)
-        goals = columns.read(self._storage, entries.reached, slots.repeat(lengths))
+        slots = self._goal_slots([each[ends] for each in coordinates], entries.episodes, shares)
+        goals = columns.read(
+            self._storage, entries.reached, slots if lengths is None else slots.repeat(lengths[:count])
+        )
         return lambda data: self._relabelled(data if first is None else first(data), goals, entries)
 
     def _goal_slots(self, drawn: list[np.ndarray], episodes: StoredTrajectories, shares: np.ndarray) -> np.ndarray:
@@ -150,9 +151,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if self.strategy is HindsightStrategy.RANDOM:
             return (shares * len(self._storage)).astype(np.int64)
         index = episodes.of(self._storage)
-        lane = np.zeros_like(drawn[0])
-        for size, each in zip((self._storage.shape or ())[1:], drawn[1:], strict=True):
-            lane = lane * size + each
+        lane = lanes_of(drawn, self._storage.shape or ())
         times, first, last = index.located(drawn[0], lane)
         if self.strategy is HindsightStrategy.FINAL:
             return index.slots_at(last, lane)

@@ -219,7 +219,7 @@ class RecentItems:
         known = 0 if self._known is None else len(self._known.flags)
         ids = markers.ids
         if runs + known < 3 and len(ids) > 1 and (ids[-1] == ids[-2]).all():
-            self._known = markers.at(np.array([-1]))  # a copy
+            self._known = Markers(ids[-1:].copy(), markers.flags[-1:].copy())
             return False
         every = markers
         if self._known is not None:

@@ -5,6 +5,7 @@ The counterpart of `fbuf.trajectories`: for a few numbers NumPy takes less time 
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -116,10 +117,10 @@ class Trajectories:
         found = self.stored()
         return found[:, 2] - np.maximum(found[:, 1], self.oldest) + 1
 
-    def located(self, rows: np.ndarray, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def located(self, rows: np.ndarray, lane: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The times of stored items, and the first and the last stored time of the trajectory of each.
 
-        O(items * log trajectories); with several lanes also O(trajectories) after a write.
+        With one lane `lane` may be None. O(items * log trajectories); with several lanes also O(trajectories) after a write.
         """
         times, found = self.times_of(rows), self.stored()
         if self.lanes == 1:
@@ -132,8 +133,9 @@ class Trajectories:
             found = found.take(order[ends.searchsorted(self._ordinal(lane, times))], 0)
         return times, np.maximum(found[:, 1], self.oldest), found[:, 2]
 
-    def _ordinal(self, lane: np.ndarray, times: np.ndarray) -> np.ndarray:
+    def _ordinal(self, lane: np.ndarray | None, times: np.ndarray) -> np.ndarray:
         """Numbers of stored times in lanes, in the order of lanes."""
+        assert lane is not None
         ordinal: np.ndarray = lane * (self.capacity + 1) + (times - self.oldest)
         return ordinal
 
@@ -157,10 +159,13 @@ class Trajectories:
         """The rows of stored times."""
         return times % self.capacity if self._rows is None else self._rows[times]
 
-    def slots_at(self, times: np.ndarray, lane: np.ndarray) -> np.ndarray:
-        """The flat slots of stored times in lanes."""
+    def slots_at(self, times: np.ndarray, lane: np.ndarray | None) -> np.ndarray:
+        """The flat slots of stored times in lanes; with one lane `lane` may be None."""
         rows = self.rows_at(times)
-        return rows if self.lanes == 1 else rows * self.lanes + lane
+        if self.lanes == 1:
+            return rows
+        assert lane is not None
+        return rows * self.lanes + lane
 
     def windows(self, times: np.ndarray, lane: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The flat slots of `length` stored rows from each time on in a lane, [n, length]; and the first row of each.
@@ -174,6 +179,16 @@ class Trajectories:
             if begins.item(begins.argmax()) <= self.capacity - length:
                 return begins[:, None] + _steps(length), begins
         return self.slots_at(times[:, None] + _steps(length), lane[:, None]), None
+
+
+def lanes_of(coordinates: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray | None:
+    """The lanes of items at coordinates in a shape, whose first dim is that of rows; None without further dims."""
+    if len(coordinates) == 1:
+        return None
+    lane = coordinates[1]
+    for size, each in zip(shape[2:], coordinates[2:], strict=True):
+        lane = lane * size + each
+    return lane
 
 
 @functools.lru_cache(64)

@@ -84,8 +84,8 @@ class BoundaryKeys:
 
     def read(self, storage: Storage, rows: np.ndarray | slice, lanes: int) -> Markers:
         """The markers of stored rows: [n, lanes]. O(rows)."""
-        found = dict(zip(self.found.paths(), _columns(storage, self.found.paths(), rows, lanes), strict=True))
-        groups = ([found[path] for path in group] for group in self.found.groups())
+        columns = iter(_columns(storage, self.found.paths(), rows, lanes))
+        groups = [[next(columns) for _ in group] for group in self.found.groups()]
         count = len(range(*rows.indices(storage.filled_rows))) if isinstance(rows, slice) else len(rows)
         return Markers.of((count, lanes), *groups)
 

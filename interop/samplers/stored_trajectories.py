@@ -113,8 +113,8 @@ class StoredTrajectories:
             starts = markers.starts(found)
             starts[self._breaks(storage)] = True
         else:
-            before = np.array([(start - 1) % capacity])
-            starts = markers.starts(found, self._markers.at(before))
+            before = (start - 1) % capacity
+            starts = markers.starts(found, self._markers.at(slice(before, before + 1)))
         self._markers.put(rows, found)
         self._now = now + count
         self.version += 1
