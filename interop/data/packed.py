@@ -326,12 +326,15 @@ def _values(
 ) -> list[Any]:
     """The values of spans in segments."""
     stops = starts + sizes
-    if len(held) == 1 and not kinds.any() and (starts[1:] == stops[:-1]).all():
+    if len(held) == 1 and not kinds.any():
         [segment] = held.values()
-        text = str(segment[starts[0] : stops[-1]], "utf-8", "surrogatepass")
-        if text.isascii():  # a byte is a character: half the time of decoding each
-            places = (starts - starts[0]).tolist(), (stops - starts[0]).tolist()
-            return [text[start:stop] for start, stop in zip(*places, strict=True)]
+        if (starts[1:] == stops[:-1]).all():
+            text = str(segment[starts[0] : stops[-1]], "utf-8", "surrogatepass")
+            if text.isascii():  # a byte is a character: half the time of decoding each
+                places = (starts - starts[0]).tolist(), (stops - starts[0]).tolist()
+                return [text[start:stop] for start, stop in zip(*places, strict=True)]
+        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+        return [str(segment[start:stop], "utf-8", "surrogatepass") for start, stop in pairs]
     nothing, found = memoryview(b""), []
     spans = zip(numbers.tolist(), starts.tolist(), stops.tolist(), kinds.tolist(), strict=True)
     for number, start, stop, kind in spans:
