@@ -407,6 +407,7 @@ class ReplayBuffer(Sampled):
             followed = followed or other.follows_writes
             if other.sees_writes and other is not sampler:
                 undoable = (*undoable, other)
+        sampler.raise_deferred()
         priority = self._priority_in(stored, many) if with_priorities else None
         if many and not self._reads_slots and hasattr(stored, "__next__"):
             stored = list(stored)  # it may be written twice
@@ -447,6 +448,7 @@ class ReplayBuffer(Sampled):
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set the priorities of the items at index. Warns if the sampler has none."""
         with locked(self):
+            self._sampler.raise_deferred()
             if isinstance(index, tuple):
                 index = torch.stack([torch.as_tensor(each) for each in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:

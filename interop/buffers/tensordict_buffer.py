@@ -64,7 +64,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Write a batch, with the priorities under `priority_key` if it has that entry, unless `update_priority=False`.
 
         ValueError for data other than a tensordict. RuntimeError for priorities that are not one for each item, and for
-        `update_priority=True` with `sync=False`. Nothing is written then.
+        `update_priority=True` with `sync=False`. Nothing is written then. Priorities on the accelerator of the sampler are
+        checked there: if they are not finite and at least 0 a later call raises a ValueError, and the rows have the default
+        priority.
         """
         self._check_data("extend", tensordicts)
         if update_priority and self._workers_only_write:
@@ -93,6 +95,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 values = swapped(values.reshape(dims), self.dim_extend).reshape(-1)
             else:
                 values = self._reduced(values, dims.numel())
+            if self._storage.ndim == 1 and self._sampler.checks_later(values):
+                return values
             return self._sampler.checked(values)
         except NotImplementedError:  # for an unknown reduction
             raise
@@ -130,6 +134,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not self._sampler.takes_priorities:
             return
         with locked(self):
+            self._sampler.raise_deferred()
             ndim = self._storage.ndim
             anchors = column_of(data, "anchor_index") if self._unit is not None else None
             index = column_of(data, "index") if anchors is None else anchors

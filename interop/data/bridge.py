@@ -81,6 +81,15 @@ def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
         return jax.dlpack.from_dlpack(dense)
 
 
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. From the host to a GPU without waiting for what the GPU is doing.
+
+    CUDA copies memory that is not pinned to a buffer of its own before the call returns. Pinned memory it reads later, when
+    the caller may have changed it: there the host waits.
+    """
+    return tensor.to(device, non_blocking=tensor.is_cpu and device.type == "cuda" and not tensor.is_pinned())
+
+
 def lent(tensors: Sequence[Tensor]) -> list[jax.Array]:
     """Tensors of one device as arrays in the same memory where that is dense; else in memory of their own.
 

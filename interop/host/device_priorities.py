@@ -63,20 +63,25 @@ class DevicePriorities(Priorities):
             slots, priorities = np.full(1, -1), np.full(1, top)
         self._run(compiled.update, compiled.padded(slots.astype(np.int32)), compiled.padded(priorities), top)
 
+    def checks(self, priority: object) -> bool:
+        return (
+            isinstance(priority, Tensor)
+            and priority.dtype.is_floating_point
+            and priority.numel() > 0
+            and bridge.jax_device(priority.device) == bridge.jax_device(self.device)
+        )
+
     def update_async(self, index: Any, priority: Any) -> bool:
         fits = (
-            isinstance(index, Tensor)
-            and isinstance(priority, Tensor)
+            self.checks(priority)
+            and isinstance(index, Tensor)
             and index.ndim == 1
             and index.dtype in _INTEGERS
-            and priority.dtype.is_floating_point
-            and index.numel() == priority.numel() > 0
-            and all(bridge.jax_device(each.device) == bridge.jax_device(self.device) for each in (index, priority))
+            and index.numel() == priority.numel()
         )
         if fits:
-            self._raise_deferred()
-            given = bridge.lent([index, priority.reshape(-1)])
-            state = self._state
+            here = bridge.placed(index.detach(), self.device), priority.reshape(-1)
+            given, state = bridge.lent(here), self._state
             with uninterrupted(), bridge.exact():
                 self._held, accepted = compiled.update_async(self.rule, state, *given, np.int64(self.size))
                 bridge.followed(accepted)  # the caller may write to its tensors again
@@ -84,14 +89,13 @@ class DevicePriorities(Priorities):
             self._accepted.append(accepted)
         return fits
 
-    def _raise_deferred(self) -> None:
-        """ValueError for a refused update, as soon as the device has reported it. Does not wait."""
+    def raise_deferred(self) -> None:
         while self._accepted and self._accepted[0].is_ready():
             if not self._accepted.pop(0):
                 raise ValueError(
-                    "an update_priority() before this call was refused as a whole: its priorities must be finite and at "
-                    "least 0, and its indices of stored items, or -1. On an accelerator nobody waits for it, so this "
-                    "error is raised by a later call"
+                    "an update_priority() before this call, or the priorities in data that was written, were refused as a "
+                    "whole: priorities must be finite and at least 0, and indices of stored items, or -1. On an "
+                    "accelerator nobody waits for the check, so this error is raised by a later call"
                 )
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:
@@ -110,7 +114,7 @@ class DevicePriorities(Priorities):
         items: Sequence[jax.Array],
         lanes: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, list[jax.Array]]:
-        self._raise_deferred()
+        self.raise_deferred()
         here = list(items) if items and items[0].devices() == self._state.priorities.devices() else []
         narrow = not here and self.rule.dtype == "float32"
         with bridge.on(self.device) if narrow else bridge.exact():

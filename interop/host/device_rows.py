@@ -102,7 +102,7 @@ class JaxRows:
         extra = padded.shape[0] - slots.shape[0]
         batch = []
         for leaf in leaves:
-            leaf = leaf.detach().to(self.device)
+            leaf = bridge.placed(leaf.detach(), self.device)
             if extra:
                 leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
             batch.append(leaf)
@@ -119,5 +119,5 @@ class JaxRows:
 
     def read(self, slots: Tensor) -> list[Tensor]:
         with bridge.exact():
-            found = compiled.read(self.arrays, bridge.to_jax(slots.to(self.device)), self.lanes)
+            found = compiled.read(self.arrays, bridge.to_jax(bridge.placed(slots, self.device)), self.lanes)
         return [bridge.hand_over(array) for array in found]

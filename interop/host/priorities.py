@@ -70,9 +70,16 @@ class Priorities(ABC):
     def update(self, slots: np.ndarray, priorities: np.ndarray, top: Any) -> None:
         """Set priorities; of equal slots the last wins. `top` is the highest of all. Slots may be empty."""
 
+    def checks(self, priority: object) -> bool:
+        """Whether `update_async` takes such priorities, one for each slot."""
+        return False
+
     def update_async(self, index: Any, priority: Any) -> bool:
         """Start an update that the device checks; False if the host must check it."""
         return False
+
+    def raise_deferred(self) -> None:
+        """ValueError for an update that the device refused, as soon as it has reported that. Does not wait."""
 
     @abstractmethod
     def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:

@@ -360,8 +360,9 @@ class PrioritizedSampler(DrawingSampler):
         Raises, before anything changes: IndexError for an index that is not stored, TypeError for one that is not an
         integer, ValueError for a priority that is negative or not finite, RuntimeError for another number of them.
 
-        If priorities, index and sampler are on one accelerator the update is asynchronous: an IndexError or ValueError
-        is raised by a later call, as a ValueError, and nothing of that update was applied.
+        If priorities and sampler are on one accelerator, and there is one for each index, the update is asynchronous: an
+        IndexError or ValueError is raised by a later call of the buffer, as a ValueError, and nothing of that update was
+        applied.
         """
         with self._lock:
             self._prepare(storage)
@@ -398,6 +399,13 @@ class PrioritizedSampler(DrawingSampler):
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities in the dtype of the sampler. Raises the errors of `update_priority`."""
         return good_priorities(priority, self.rule.dtype)[0]
+
+    def checks_later(self, priority: object) -> bool:
+        return self._kept is None and self._held.checks(priority)
+
+    def raise_deferred(self) -> None:
+        with self._lock:
+            self._held.raise_deferred()
 
     def _empty(self) -> None:
         with self._lock:

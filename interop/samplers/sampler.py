@@ -185,6 +185,13 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """The priorities as `update_priority` uses them; TypeError or ValueError if it would refuse them."""
         return priority
 
+    def checks_later(self, priority: object) -> bool:
+        """Whether `update_priority` checks such priorities, one for each slot, on their device, and nobody waits for it."""
+        return False
+
+    def raise_deferred(self) -> None:
+        """Raise the error of an earlier update that was checked later. Buffers call it before they change anything."""
+
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for other parts of a buffer with which this sampler cannot work."""
 
