@@ -333,12 +333,11 @@ class FrameRows(TorchRows):
 
     def _refuse_interleaved(self, marks: Markers, before: Markers | None, starts: np.ndarray) -> None:
         """ValueError where a row continues a trajectory with rows of others in between: its frames are not before it."""
-        flags = marks.flags if before is None else np.concatenate([before.flags, marks.flags])
-        said = flags[len(flags) - len(starts) :] & FIRST != 0
-        said[1:] |= flags[len(flags) - len(starts) : -1] & END != 0
-        said[0] |= before is None or before.flags[0] & END != 0
-        if not marks.ids.shape[-1] or starts.shape[1] > 1 or not (starts & ~said).any():
-            return  # lanes are environments, and another id after an end is a new one
+        first = marks.flags & FIRST != 0
+        if before is None:
+            first[0] = True
+        if not marks.ids.shape[-1] or starts.shape[1] > 1 or not (starts & ~first).any():
+            return  # lanes are environments. An end before a row says nothing: it may be that of another environment
         every = marks
         if before is not None:
             known = self._stored_marks(_LOOKED_FOR)

@@ -164,7 +164,7 @@ def shifted(state: BufferState, by: int) -> BufferState:
     return dataclasses.replace(
         state,
         ring=dataclasses.replace(state.ring, counters=state.ring.counters.at[2].add(low)),
-        trajectories=dataclasses.replace(index, first=index.first + low, last=index.last + low),
+        trajectories=dataclasses.replace(index, spans=index.spans.at[..., :2].add(low)),
     )
 
 
@@ -181,8 +181,8 @@ def begun_long_ago(state: BufferState, steps: int) -> BufferState:
     """The state as it would stand had the trajectories that go on begun so many steps before the row to come."""
     index = state.trajectories
     assert index is not None
-    first = jnp.full_like(index.first, state.ring.written[0] - jnp.uint32(steps))
-    return dataclasses.replace(state, trajectories=dataclasses.replace(index, first=first))
+    spans = index.spans.at[..., 0].set(state.ring.written[0] - jnp.uint32(steps))
+    return dataclasses.replace(state, trajectories=dataclasses.replace(index, spans=spans))
 
 
 CODES = ["..t", ".", "...", "t.u..i.bi.t", "i", "...", "j..", "..........."]  # of rows in one lane, write by write

@@ -44,6 +44,27 @@ def test_an_unwritten_storage_is_not_handed_to_a_worker():
         multiprocessing.get_context("spawn").Process(target=len, args=(LazyFrameStorage(6),)).start()
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_trajectory_that_goes_on_behind_the_end_of_another_is_refused(check):
+    """Step by step of two environments: the end of one says nothing of the other, whose frames are not in the row before."""
+    rows = TensorDict(
+        {
+            "obs": torch.tensor([[1, 1], [7, 7], [1, 2]]),
+            "traj_ids": torch.tensor([0, 1, 0]),
+            "next": {"obs": torch.tensor([[1, 2], [7, 8], [2, 3]]), "done": torch.tensor([[False], [True], [False]])},
+        },
+        [3],
+    )
+    storage = LazyFrameStorage(6, obs_key="obs", stack=2, stack_dim=-1, check=check)
+    buffer = ReplayBuffer(storage=storage)
+    buffer.extend(rows[:2])
+    with pytest.raises(ValueError, match="row 0 of the data continues a trajectory with rows of others in between"):
+        buffer.extend(rows[2:])
+    assert len(buffer) == 2
+    with pytest.raises(ValueError, match="row 2 of the data continues a trajectory with rows of others in between"):
+        ReplayBuffer(storage=LazyFrameStorage(6, obs_key="obs", stack=2, stack_dim=-1, check=check)).extend(rows)
+
+
 # ---------------------------------------------------------------------- writes elsewhere
 
 

@@ -128,6 +128,8 @@ def test_a_frame_of_an_interleaved_stream_is_stored_once_it_is_complete(marks: s
         transform, stored = MultiStepTransform(n, GAMMA), set[int]()
         ends = [stream.data[("next", name)].reshape(-1) for name in MARKS[marks].ends]
         ended = torch.stack(ends).any(0).tolist() if ends else [False] * len(stream.episode)
+        later = [-1, *(stream.step > 0).nonzero()[0].tolist(), len(stream.step)]
+        without_a_second_step = max(b - a for a, b in itertools.pairwise(later)) - 1
         is_interleaved = False
         for count in range(1, len(stream.episode) + 1):
             part = transform.inv(stream.rows(count - 1, count).data)
@@ -143,7 +145,8 @@ def test_a_frame_of_an_interleaved_stream_is_stored_once_it_is_complete(marks: s
                 if len(each) - place >= n or ended[each[-1]]
             }
             assert complete <= stored
-            assert count - len(stored) <= 8 * n  # of 4 environments, and of episodes that have just been cut
+            # Of 4 environments, and of episodes that have just been cut: an id that comes again says that.
+            assert count - len(stored) <= 8 * n + without_a_second_step
 
 
 @both
