@@ -237,7 +237,7 @@ def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write
         base, promised, held = computed_once((base, promised, held))  # read before they are overwritten
         last = jnp.concatenate([promised[None], last])
     leaves = jnp.concatenate([number[1:] != number[:-1], ~write.after.is_open[None]])
-    kind = write.after.kind.at[number % capacity, lane].get(mode="promise_in_bounds")
+    kind = trajectories.end_of(write.after, number, lane)
     # Rows whose next frame is not that of the following row, which may be known only when that row is written.
     ends = leaves.at[:-1].set(leaves[:-1] | ~_equal(last[:-1], newest[write.count - seen + 1 :], 2))
     if seen > kept:

@@ -1,8 +1,8 @@
 """An index of the trajectories in a ring of rows, updated as rows are written.
 
-The trajectories of a lane are numbered. The index has the number of each row, and for each number when the trajectory
-began, when its latest row was written, and how it ended. So two reads find the place of a row in its trajectory, whatever
-the number of rows and trajectories.
+The trajectories of a lane are numbered. The index has the number of each row, and for each number a span: when the
+trajectory began, when its latest row was written, and how it ended. So two reads find the place of a row in its trajectory,
+whatever the number of rows and trajectories.
 """
 
 import dataclasses
@@ -16,16 +16,28 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, UInt8
 
-from fbuf.fusion import divmod_unsigned, entry, loop_variant, map_entries, part, put, two_or_more, zero_after
+from fbuf.fusion import (
+    computed_once,
+    divmod_unsigned,
+    entry,
+    loop_variant,
+    map_entries,
+    part,
+    put,
+    two_or_more,
+    zero_after,
+)
 from fbuf.paths import Path, leaf_at, path_of, required_leaf
 from fbuf.writers import RingState, backward, onward, wrapped
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; CUT: another trajectory followed without an end
+_BEGAN, _LAST, _KIND = 0, 1, 2  # the words of a span
 _FIRST = 4  # in the marks of a written item, beside its kind of end: a trajectory begins with it
 
 Ids = Array | tuple[Array, ...]  # of items, or of each of several leaves
 Queued = tuple[Array, Array, Array]  # a ring of slots [items + 1], the place of the oldest, and how many there are
 
+_CLIP = "promise_in_bounds"
 _FEW = 256  # slots up to which a loop over them is faster on the CPU than kernels over all
 _LONGEST = np.uint32(2**31 - 1)  # the largest step; a longer trajectory repeats it
 
@@ -36,14 +48,29 @@ class TrajectoryState:
     """The index. Times count rows ever written, modulo 2^32; lanes are folded into one dim."""
 
     number: Array  # [capacity, lanes] int32: the number of the trajectory of a row in its lane, modulo `_modulus`
-    first: Array  # [capacity, lanes] uint32, at number % capacity: when the trajectory began
-    last: Array  # [capacity, lanes] uint32, at number % capacity: when its latest row was written
-    kind: Array  # [capacity, lanes] uint8, at number % capacity: OPEN, TERMINATED, TRUNCATED or CUT
+    # [capacity, lanes, 3] uint32, at number % capacity: when the trajectory began, when its latest row was written, and how
+    # it ended. Side by side: what reads or writes one of them needs the others.
+    spans: Array
     latest: Array  # [lanes] int32: the number of the latest trajectory
     is_open: Array  # [lanes] bool: whether the next row continues it
     id: (
         Array | tuple[Array, ...] | None
     )  # [lanes]: the id of the latest row, or each of several; None if items have none
+
+    @property
+    def first(self) -> Array:
+        """[capacity, lanes] uint32, at number % capacity: when the trajectory began."""
+        return self.spans[..., _BEGAN]
+
+    @property
+    def last(self) -> Array:
+        """[capacity, lanes] uint32, at number % capacity: when its latest row was written."""
+        return self.spans[..., _LAST]
+
+    @property
+    def kind(self) -> Array:
+        """[capacity, lanes] uint8, at number % capacity: OPEN, TERMINATED, TRUNCATED or CUT."""
+        return self.spans[..., _KIND].astype(jnp.uint8)
 
 
 @jax.tree_util.register_dataclass
@@ -116,9 +143,7 @@ class Trajectories:
         table = (capacity, lanes)
         return TrajectoryState(
             number=jnp.full(table, -1, jnp.int32),
-            first=jnp.zeros(table, jnp.uint32),
-            last=jnp.zeros(table, jnp.uint32),
-            kind=jnp.zeros(table, jnp.uint8),
+            spans=jnp.zeros((*table, 3), jnp.uint32),
             latest=jnp.full(lanes, _modulus(capacity) - 1, jnp.int32),
             is_open=jnp.zeros(lanes, jnp.bool_),
             id=_one_or_several([jnp.zeros(lanes, leaf.dtype) for leaf in held]),
@@ -199,20 +224,23 @@ def written(
     kind = jnp.where(cut & (kind == OPEN), jnp.uint8(CUT), kind)
 
     lane = jnp.arange(ended.shape[1], dtype=jnp.int32)
-    held = (divmod_unsigned(state.latest, capacity)[1], lane)
-    since = now - jnp.minimum(now - state.first[held], _LONGEST - np.uint32(count))
+    # Read before they are written: a read that is fused into the write comes after it, so XLA would copy all spans.
+    held = computed_once(state.spans.at[divmod_unsigned(state.latest, capacity)[1], lane].get(mode=_CLIP))
+    since = now - jnp.minimum(now - held[:, _BEGAN], _LONGEST - np.uint32(count))
     first = jnp.where(begun < 0, since[None], now + begun.astype(jnp.uint32))
-    ending = state.is_open & starts[0]  # an open trajectory that is not continued
-    kinds = state.kind.at[held].set(jnp.where(ending, jnp.uint8(CUT), state.kind[held]), mode="promise_in_bounds")
+    spans = jnp.stack([first, now + stop.astype(jnp.uint32), kind.astype(jnp.uint32)], -1)
 
     kept = slice(count - min(count, capacity), None)  # of more rows than there are the last stay
     rows = wrapped(ring.cursor.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)[kept] % capacity, capacity)
-    entry = (divmod_unsigned(number[kept], capacity)[1], jnp.broadcast_to(lane, number[kept].shape))
+    numbers, changed = number[kept], spans[kept]
+    if count < capacity:  # and the trajectory before them, which is cut if it was open and is not continued
+        closed = held.at[:, _KIND].set(jnp.where(state.is_open, np.uint32(CUT), held[:, _KIND]))
+        numbers = jnp.concatenate([state.latest[None], numbers])
+        changed = jnp.concatenate([jnp.where(starts[0][:, None], closed, spans[0])[None], changed])
+    entries = (divmod_unsigned(numbers, capacity)[1], jnp.broadcast_to(lane, numbers.shape))
     return TrajectoryState(
         number=state.number.at[rows].set(number[kept], mode="promise_in_bounds", unique_indices=True),
-        first=_put(state.first, entry, first[kept]),
-        last=_put(state.last, entry, now + stop[kept].astype(jnp.uint32)),
-        kind=_put(kinds, entry, kind[kept]),
+        spans=_put(state.spans, entries, changed),
         latest=number[-1],
         is_open=ended[-1] == OPEN,
         id=jax.tree.map(lambda last, new: new[-1].astype(last.dtype), state.id, ids),
@@ -260,6 +288,9 @@ def written_one_by_one(
                 jax.tree.map(lambda last: entry(last, lane), state.id),
             )
         number = wrapped(latest.astype(jnp.uint32) + starts, _modulus(capacity))
+        there, cut = (divmod_unsigned(each, capacity)[1] for each in (number, latest))
+        age = jnp.minimum(now - _span(state, there, lane)[_BEGAN], _LONGEST - (count - at).astype(jnp.uint32))
+        how = jnp.where(starts & was_open, np.uint32(CUT), _span(state, cut, lane)[_KIND])
         left, entered = jnp.bool_(False), jnp.bool_(False)
         if reach is not None:
             ahead = onward(row, jnp.int32(reach), capacity)
@@ -267,36 +298,34 @@ def written_one_by_one(
             left = (row < ring.size) & (cell(state.number, row, lane) == held_by)
             if only_closed:
                 since = ring.written[0] - 1 - _age(ring, ahead, capacity).astype(jnp.uint32)
-                left &= cell(state.last, divmod_unsigned(held_by, capacity)[1], lane) == since
+                left &= _span(state, divmod_unsigned(held_by, capacity)[1], lane)[_LAST] == since
                 left &= ~(was_open & (held_by == latest))
             back = backward(row, reach, capacity)
             if queued is not None:
                 entered = (ring.size >= reach - at) & (cell(state.number, back, lane) == number)
-            # These values are stored, read back, and used in what is written: otherwise XLA would read the tables again
-            # after it wrote to them, and copy them for that.
-            seen = jax.lax.dynamic_update_slice(seen, jnp.stack([left, entered]).astype(jnp.int32), (at & 1,))
-            left, entered = (part(seen, at & 1, 2)[i] for i in range(2))
+        # These values are stored, read back, and used in what is written: otherwise XLA would read the tables again after
+        # it wrote to them, and copy them for that.
+        read = jnp.stack([left.astype(jnp.uint32), entered.astype(jnp.uint32), age, how])
+        seen = jax.lax.dynamic_update_slice(seen, read, (at & 1,))
+        left, entered, age, how = part(seen, at & 1, 4)
+        if reach is not None:
+            left, entered = left.astype(jnp.int32), entered.astype(jnp.int32)
             lost = lost + left
             if queued is not None:
                 queued = queue_moved(queued, left, entered, back * lanes + lane)
-            number = jnp.where(left < 0, 0, number)
-        there = divmod_unsigned(number, capacity)[1]
-        age = jnp.minimum(now - cell(state.first, there, lane), _LONGEST - (count - at).astype(jnp.uint32))
-        cut = divmod_unsigned(latest, capacity)[1]
-        kinds = _set(state.kind, cut, lane, jnp.where(starts & was_open, jnp.uint8(CUT), cell(state.kind, cut, lane)))
+        spans = _set(state.spans, jnp.stack([how]), cut, lane, jnp.uint32(_KIND))
+        span = jnp.stack([jnp.where(starts, now, now - age), now, kind.astype(jnp.uint32)])
         state = TrajectoryState(
-            number=_set(state.number, row, lane, number),
-            first=_set(state.first, there, lane, jnp.where(starts, now, now - age)),
-            last=_set(state.last, there, lane, jnp.where(left < 0, 0, now)),
-            kind=_set(kinds, there, lane, kind),
+            number=_set(state.number, jnp.where(age > _LONGEST, 0, number), row, lane),
+            spans=_set(spans, span, there, lane, jnp.uint32(0)),
             latest=put(state.latest, number, lane),
-            is_open=put(state.is_open, (kind == OPEN) & (left >= 0), lane),
+            is_open=put(state.is_open, (kind == OPEN) & (age <= _LONGEST), lane),
             id=jax.tree.map(lambda last, new: put(last, cell(new, at, lane), lane), state.id, ids),
         )
         return state, seen, lost, queued
 
     zero = zero_after(marks)
-    held = jax.lax.fori_loop(zero, count * lanes, body, (state, jnp.full(3, zero), zero, queued))
+    held = jax.lax.fori_loop(zero, count * lanes, body, (state, jnp.full(5, zero.astype(jnp.uint32)), zero, queued))
     return held[0], held[2], held[3]
 
 
@@ -330,16 +359,37 @@ def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Arra
     """The place of the item in a row and lane: scalars."""
     capacity = state.number.shape[0]
     number, time = cell(state.number, row, lane), time_of(ring, row, capacity)
-    there = divmod_unsigned(number, capacity)[1]
-    step = (time - cell(state.first, there, lane)).astype(jnp.int32)
+    span = _span(state, divmod_unsigned(number, capacity)[1], lane)
+    step = (time - span[_BEGAN]).astype(jnp.int32)
     return Place(
         lane=lane,
         number=number,
         step=step,
         before=jnp.minimum(step, stored_before(ring, row, capacity)),
-        after=(cell(state.last, there, lane) - time).astype(jnp.int32),
-        kind=cell(state.kind, there, lane),
+        after=(span[_LAST] - time).astype(jnp.int32),
+        kind=span[_KIND].astype(jnp.uint8),
     )
+
+
+def began(state: TrajectoryState, number: Array, lane: Array) -> Array:
+    """When trajectories began, uint32, by their numbers and lanes."""
+    return _word(state, number, lane, _BEGAN)
+
+
+def latest_row(state: TrajectoryState, number: Array, lane: Array) -> Array:
+    """When the latest rows of trajectories were written, uint32, by their numbers and lanes."""
+    return _word(state, number, lane, _LAST)
+
+
+def end_of(state: TrajectoryState, number: Array, lane: Array) -> Array:
+    """How trajectories ended, uint8, by their numbers and lanes."""
+    return _word(state, number, lane, _KIND).astype(jnp.uint8)
+
+
+def _word(state: TrajectoryState, number: Array, lane: Array, word: int) -> Array:
+    """A word of spans; a slice of all spans would be a copy."""
+    capacity = state.number.shape[0]
+    return state.spans.at[divmod_unsigned(number, capacity)[1], lane, word].get(mode=_CLIP)
 
 
 def time_of(ring: RingState, row: Array, capacity: int) -> Array:
@@ -368,10 +418,17 @@ def cell(table: Array, row: Array, lane: Array) -> Array:
     return jax.lax.dynamic_slice(table, at, (1, 1)).reshape(())
 
 
-def _set(table: Array, row: Array, lane: Array, value: Array) -> Array:
-    """The table with one entry set, as a slice."""
-    value = value.astype(table.dtype).reshape(1, 1)
-    return jax.lax.dynamic_update_slice(table, value, (row.astype(jnp.uint32), lane.astype(jnp.uint32)))
+def _span(state: TrajectoryState, at: Array, lane: Array) -> Array:
+    """One span, [3], as a slice."""
+    return jax.lax.dynamic_slice(
+        state.spans, (at.astype(jnp.uint32), lane.astype(jnp.uint32), jnp.uint32(0)), (1, 1, 3)
+    )[0, 0]
+
+
+def _set(table: Array, value: Array, *place: Array) -> Array:
+    """The table with a value, or some in the last dim, from a place on, as a slice."""
+    value = value.astype(table.dtype).reshape((1,) * (table.ndim - value.ndim) + value.shape)
+    return jax.lax.dynamic_update_slice(table, value, [each.astype(jnp.uint32) for each in place])
 
 
 def _put(table: Array, entry: tuple[Array, Array], values: Array) -> Array:

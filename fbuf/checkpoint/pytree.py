@@ -97,6 +97,7 @@ def _like(source: Source, like: Any) -> Any:
             raise fields.wrong("name", "the path of one leaf", name)
         saved[name] = (fields.text("kind"), fields.array("value"))
     _join_counters(saved)
+    _join_spans(saved)
     wanted = [(jax.tree_util.keystr(where), leaf) for where, leaf in jax.tree_util.tree_leaves_with_path(like)]
     differences = [f"{name}: only in the checkpoint" for name in saved.keys() - {name for name, _ in wanted}]
     for name, leaf in wanted:
@@ -129,6 +130,20 @@ def _join_counters(saved: dict[Any, tuple[str, Any]]) -> None:
                 "array",
                 np.concatenate([arrays[0][..., None], arrays[1][..., None], arrays[2]], -1),
             )
+
+
+def _join_spans(saved: dict[Any, tuple[str, Any]]) -> None:
+    """Put the spans of trajectories, which earlier versions saved word by word, into one array."""
+    for name in [name for name in saved if name.endswith(".kind")]:
+        index = name.removesuffix("kind")
+        parts = [saved.get(index + part) for part in ("first", "last", "kind")]
+        shape = tuple(saved[name][1].shape)
+        forms = [part and (part[0], tuple(part[1].shape), str(part[1].dtype)) for part in parts]
+        if forms == [("array", shape, "uint32"), ("array", shape, "uint32"), ("array", shape, "uint8")]:
+            arrays = [np.asarray(part[1]).astype(np.uint32) for part in parts if part is not None]
+            for part in ("first", "last", "kind"):
+                del saved[index + part]
+            saved[index + "spans"] = ("array", np.stack(arrays, -1))
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:

@@ -190,8 +190,8 @@ class Slices:
         state = dataclasses.replace(state, queue=queued[0], head=queued[1], count=queued[2])
         if self.known == "ends":
             latest, lanes = write.after.latest, jnp.arange(write.after.latest.size)
-            first = write.after.first[divmod_unsigned(latest, write.after.number.shape[0])[1], lanes]
-            length = jnp.minimum((write.ring.written[0] - first).astype(jnp.int32), write.ring.size)
+            began = trajectories.began(write.after, latest, lanes)
+            length = jnp.minimum((write.ring.written[0] - began).astype(jnp.int32), write.ring.size)
             long_enough = write.after.is_open & (length >= self.shortest)
             going, going_count = _first_those(long_enough)
             state = dataclasses.replace(state, going=going, going_count=going_count)
@@ -226,7 +226,7 @@ class Slices:
         # Rows that the write overwrites, and that begin a run of `least` stored rows of one trajectory.
         left = ((over < ring.size) & (np.arange(kept) < capacity - reach))[:, None] & (index.number[over] == number)
         if self.known == "ends":  # and the last of these rows closes the trajectory
-            last = index.last[divmod_unsigned(number, capacity)[1], jnp.arange(lanes, dtype=jnp.int32)[None]]
+            last = trajectories.latest_row(index, number, jnp.arange(lanes, dtype=jnp.int32)[None])
             left &= last == trajectories.time_of(ring, ahead, capacity)[:, None]
             left &= ~(index.is_open[None] & (number == index.latest[None]))
         return jnp.sum(left, dtype=jnp.int32)

@@ -181,3 +181,33 @@ def test_counters_that_were_saved_one_by_one(lead: tuple[int, ...], tmp_path: Pa
     np.testing.assert_array_equal(loaded.ring.counters, state.ring.counters)
     if not lead:
         assert buffer.size(loaded) == buffer.size(jax.device_get(loaded)) == 5
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrajectoriesOfEarlierVersions:
+    """The index of trajectories as it was saved, with an array for each word of a span."""
+
+    number: Any
+    first: Any
+    last: Any
+    kind: Any
+    latest: Any
+    is_open: Any
+    id: Any
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_spans_that_were_saved_word_by_word(lead: tuple[int, ...], tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(7, fbuf.Slices(2), lanes=(2,), trajectories=fbuf.Trajectories(terminated="done"))
+    done = jnp.arange(10).reshape(5, 2) % 3 == 2
+    state, _ = buffer.extend(buffer.init({"done": jnp.zeros((), bool)}), {"done": done})
+    state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*lead, *leaf.shape)), state)
+    index = state.trajectories
+    assert index is not None
+    names = [field.name for field in dataclasses.fields(TrajectoriesOfEarlierVersions)]
+    earlier = TrajectoriesOfEarlierVersions(*(getattr(index, name) for name in names))
+    assert (earlier.kind.dtype, earlier.first.dtype) == (jnp.uint8, jnp.uint32)
+    fbuf.save_state(tmp_path / "a", dataclasses.replace(state, trajectories=earlier))  # type: ignore[arg-type]
+    loaded = fbuf.load_state(tmp_path / "a", like=state)
+    jax.tree.map(np.testing.assert_array_equal, loaded, state)
