@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, PartitionSpec
 
 import fbuf
 
@@ -72,6 +73,29 @@ def _of_buffer(name: str, buffer: fbuf.Buffer, batch: int, items: Callable[..., 
     cycle = functools.partial(_cycle, buffer, batch)
     yield Program(f"{name}: cycle", batch, cycle, (state, _KEY, rows))
     yield Program(f"{name}: scan of cycles", batch, functools.partial(_scan, cycle), (state, _KEY, rows))
+
+
+def _of_sharded(name: str, sampler: Any, batch: int) -> Iterator[Program]:
+    """A buffer over a mesh axis of one device: what each device of a larger one runs besides its communication."""
+    sharded, parts, whole = fbuf.Sharded(fbuf.Buffer(CAPACITY, sampler)), PartitionSpec("data"), PartitionSpec()
+
+    def over(function: Callable[..., Any], *given: PartitionSpec) -> Callable[..., Any]:
+        return jax.shard_map(function, mesh=AbstractMesh((1,), ("data",)), in_specs=given, out_specs=parts)
+
+    def cycle(state: Any, key: Any, rows: Any) -> Any:
+        state, _slots = sharded.extend(state, rows)
+        state, items, draw = sharded.sample(state, key, batch)
+        if sampler.keeps_priorities:
+            state = sharded.update(state, draw.slots, jnp.abs(items["x"][..., 0]) + 1e-3)
+        return state, items
+
+    def sampled(state: Any, key: Any) -> Any:
+        return sharded.sample(state, key, batch)[:2]
+
+    state, rows = jax.eval_shape(over(lambda: sharded.init(_items()))), _items(batch)
+    yield Program(f"{name}: extend", batch, over(lambda *each: sharded.extend(*each)[0], parts, parts), (state, rows))
+    yield Program(f"{name}: sample", batch, over(sampled, parts, whole), (state, _KEY))
+    yield Program(f"{name}: cycle", batch, over(cycle, parts, whole, parts), (state, _KEY, rows))
 
 
 def _sampled(buffer: fbuf.Buffer, batch: int, state: Any, key: Any) -> Any:
@@ -153,4 +177,6 @@ def programs(batch: int) -> list[Program]:
     if batch == min(BATCHES):
         pixels = fbuf.Buffer(100_000, trajectories=fbuf.Trajectories(terminated="done"), frames=fbuf.Frames(stack=4))
         found += _of_buffer("Frames", pixels, batch, _images)
+    for name in ("Uniform", "Prioritized"):
+        found += _of_sharded(f"Sharded({name})", SAMPLERS[name], batch)
     return [*found, *_others(batch)]
