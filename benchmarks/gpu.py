@@ -12,7 +12,8 @@ all, for that Python and platform:
     python -m pip install --no-index --no-deps --target /tmp/site wheels/*.whl
     PYTHONPATH=/tmp/site:. python benchmarks/gpu.py --json gpu.json
 
-The part `rivals` measures flashbax beside ours if it is there; it needs chex, flax and tensorstore with all of theirs. On a
+The part `rivals` measures flashbax beside ours if it is there; it needs chex, flax and tensorstore with all of theirs. The
+part `torch` measures torchrl beside ours if its wheel fits that torch and brings its priority trees. On a
 card in two runs of ten minutes each: `--parts nodes cycle rivals` and `--parts floors growth torch`.
 The wheels above are what tensordict 0.14 needs beside numpy, packaging, cloudpickle and zipp (lazy-importer and zipp for
 importlib_metadata); fbuf needs jaxtyping (which needs wadler-lindig) and ml_dtypes. All parts but `torch` do without

@@ -14,6 +14,7 @@ import numpy as np
 import plain
 import torch
 from jax import Array
+from scans import scanned
 
 import fbuf
 
@@ -152,12 +153,8 @@ def one_cycle(buffer: fbuf.Buffer, state: fbuf.BufferState, key: Array, rows: Ar
 
 
 def cycles(buffer: fbuf.Buffer, state: fbuf.BufferState, key: Array, rows: Array) -> tuple[Any, Array]:
-    """In one scan; the batch rides in the carry, so that every step has to make it."""
-
-    def body(carry: tuple[Any, Array], key: Array) -> tuple[tuple[Any, Array], None]:
-        return one_cycle(buffer, carry[0], key, rows), None
-
-    return jax.lax.scan(body, (state, jnp.zeros_like(rows)), jax.random.split(key, STEPS))[0]
+    """In one scan."""
+    return scanned(functools.partial(one_cycle, buffer), STEPS)(state, key, rows)
 
 
 def scan_of_cycles(buffer: fbuf.Buffer, rows: Array) -> Callable[[], None]:
@@ -253,42 +250,68 @@ def torch_calls(place: Place) -> Part:
     import interop
 
     capacity, batches = (10_000, (256,)) if place.quick else (1_000_000, (256, 4_096, 65_536))
-    buffer = interop.TensorDictPrioritizedReplayBuffer(
-        alpha=ALPHA,
-        beta=BETA,
-        storage=interop.LazyTensorStorage(capacity, device=place.device),
-        priority_key="td_error",
-    )
-    torch_rows.fill(buffer, torch_rows.transitions(min(capacity, 50_000)).to(place.device), capacity)
-    some = plain.tensors(torch_rows.transitions(min(capacity, 50_000)).to(place.device))
-    ring = plain.PrioritizedTorch(some, capacity, ALPHA, BETA)
+    some = torch_rows.transitions(min(capacity, 50_000)).to(place.device)
+
+    def filled_buffer(data: Any) -> Any:
+        storage = data.LazyTensorStorage(capacity, device=place.device)
+        buffer = data.TensorDictPrioritizedReplayBuffer(
+            alpha=ALPHA, beta=BETA, storage=storage, priority_key="td_error", batch_size=min(batches)
+        )
+        torch_rows.fill(buffer, some, capacity)
+        buffer.sample()
+        return buffer
+
+    buffers = {measure.OURS: filled_buffer(interop)}
+    if torchrl := measure.rival("torchrl.data"):
+        try:
+            buffers["torchrl"] = filled_buffer(torchrl)
+        except Exception as error:  # its priority trees do not load beside every torch
+            print(f"torchrl is left out: {type(error).__name__}: {error}")
+    ring = plain.PrioritizedTorch(plain.tensors(some), capacity, ALPHA, BETA)
     timings = []
     for batch in batches:
         rows = torch_rows.transitions(batch).to(place.device)
-        bare, errors = plain.tensors(rows), torch.rand(batch, device=place.device) + 1e-3
-        drawn, slots = buffer.sample(batch), ring.sample(batch)["index"]
-        index = drawn["index"]
-
-        def whole(rows: Any = rows, errors: Any = errors, batch: int = batch) -> None:
-            buffer.extend(rows)
-            buffer.update_priority(buffer.sample(batch)["index"], errors)
-
-        def whole_by_hand(rows: Any = bare, errors: Any = errors, batch: int = batch) -> None:
-            ring.extend(rows)
-            ring.update(ring.sample(batch)["index"], errors)
-
-        for name, ours, theirs in (
-            ("extend", functools.partial(buffer.extend, rows), functools.partial(ring.extend, bare)),
-            ("sample", functools.partial(buffer.sample, batch), functools.partial(ring.sample, batch)),
-            (
-                "update_priority",
-                functools.partial(buffer.update_priority, index, errors),
-                functools.partial(ring.update, slots, errors),
-            ),
-            ("extend + sample + update_priority", whole, whole_by_hand),
-        ):
-            timings += returned_and_done(place, f"{name}, batch {batch}", {measure.OURS: ours, plain.TORCH: theirs})
+        errors = torch.rand(batch, device=place.device) + 1e-3
+        work = {side: _calls(buffer, rows, errors, batch) for side, buffer in buffers.items()}
+        work[plain.TORCH] = _calls_by_hand(ring, plain.tensors(rows), errors, batch)
+        for name in work[measure.OURS]:
+            calls = {side: each[name] for side, each in work.items()}
+            timings += returned_and_done(place, f"{name}, batch {batch}", calls)
     return timings, {}
+
+
+def _calls(buffer: Any, rows: Any, errors: torch.Tensor, batch: int) -> dict[str, Callable[[], Any]]:
+    """The operations of a prioritized buffer of torchrl's classes, or ours."""
+    index = buffer.sample(batch)["index"]
+
+    def whole() -> None:
+        buffer.extend(rows)
+        buffer.update_priority(buffer.sample(batch)["index"], errors)
+
+    return {
+        "extend": functools.partial(buffer.extend, rows),
+        "sample": functools.partial(buffer.sample, batch),
+        "update_priority": functools.partial(buffer.update_priority, index, errors),
+        "extend + sample + update_priority": whole,
+    }
+
+
+def _calls_by_hand(
+    ring: plain.PrioritizedTorch, rows: Any, errors: torch.Tensor, batch: int
+) -> dict[str, Callable[[], Any]]:
+    """The same, as one would write them."""
+    slots = ring.sample(batch)["index"]
+
+    def whole() -> None:
+        ring.extend(rows)
+        ring.update(ring.sample(batch)["index"], errors)
+
+    return {
+        "extend": functools.partial(ring.extend, rows),
+        "sample": functools.partial(ring.sample, batch),
+        "update_priority": functools.partial(ring.update, slots, errors),
+        "extend + sample + update_priority": whole,
+    }
 
 
 def returned_and_done(place: Place, name: str, calls: dict[str, Callable[[], Any]]) -> list[measure.Timing]:

@@ -13,6 +13,7 @@ import measure
 import numpy as np
 from gpu_parts import ALPHA, STEPS, Part, Place
 from jax import Array
+from scans import Step, scanned
 
 import fbuf
 
@@ -80,22 +81,13 @@ def _their_cycles(capacity: int, rows: Array) -> Callable[[], None]:
     return _scanned(state, step, rows)
 
 
-def _scanned(state: Any, step: Callable[..., Any], rows: Any) -> Callable[[], None]:
-    """Calls of a scan of steps; what is drawn rides in the carry, so that every step has to make it."""
-    keys = itertools.cycle(jax.random.split(jax.random.key(0), 64))
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def steps(state: Any, key: Array, rows: Any) -> Any:
-        drawn = jax.eval_shape(step, state, key, rows)[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), drawn)
-        return jax.lax.scan(
-            lambda carry, key: (step(carry[0], key, rows), None), (state, nothing), jax.random.split(key, STEPS)
-        )[0]
-
-    held = [state]
+def _scanned(state: Any, step: Step, rows: Any) -> Callable[[], None]:
+    """Calls of a scan of steps."""
+    keys, steps = itertools.cycle(jax.random.split(jax.random.key(0), 64)), scanned(step, STEPS)
+    run, held = jax.jit(steps, donate_argnums=0), [state]
 
     def call() -> None:
-        held[0], drawn = steps(held[0], next(keys), rows)
+        held[0], drawn = run(held[0], next(keys), rows)
         jax.block_until_ready((held[0], drawn))
 
     return call

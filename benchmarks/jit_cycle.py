@@ -24,6 +24,7 @@ import measure
 import numpy as np
 from jax import Array
 from plain_numpy import NUMPY, Numpy, PrioritizedNumpy
+from scans import scanned
 
 import fbuf
 
@@ -171,17 +172,7 @@ def one_call(side: Side, keys: Iterator[Array], new: Any) -> Callable[[], None]:
 
 
 def one_scan(side: Side, keys: Iterator[Array], new: Any) -> Callable[[], None]:
-    """The drawn batch rides in the carry, so every step has to produce it."""
-
-    def steps(state: Any, key: Array, new: Any) -> tuple[Any, Any]:
-        def body(carry: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], None]:
-            return side.step(carry[0], key, new), None
-
-        drawn = jax.eval_shape(side.step, state, key, new)[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), drawn)
-        return jax.lax.scan(body, (state, nothing), jax.random.split(key, STEPS))[0]
-
-    return one_call(Side(side.full, steps), keys, new)
+    return one_call(Side(side.full, scanned(side.step, STEPS)), keys, new)
 
 
 def by_hand(prioritized: bool, capacity: int, rows: Array, new: Array) -> Callable[[], None]:

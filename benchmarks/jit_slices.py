@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import measure
 import numpy as np
 from jax import Array
+from scans import scanned
 
 import fbuf
 
@@ -78,15 +79,7 @@ def one_call(state: Any, step: Any, rows: Any) -> Callable[[], None]:
 
 
 def one_scan(state: Any, step: Any, rows: Any) -> Callable[[], None]:
-    def steps(state: Any, key: Array, rows: Any) -> tuple[Any, Any]:
-        def body(carry: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], None]:
-            return step(carry[0], key, rows), None
-
-        drawn = jax.eval_shape(step, state, key, rows)[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), drawn)
-        return jax.lax.scan(body, (state, nothing), jax.random.split(key, STEPS))[0]
-
-    return one_call(state, steps, rows)
+    return one_call(state, scanned(step, STEPS), rows)
 
 
 def main() -> None:
