@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop.data import bridge
 from interop.data.index import slots_of_places
 
 
@@ -28,6 +29,9 @@ def coordinates(slots: np.ndarray, rows: int, lanes: tuple[int, ...]) -> tuple[n
 
 
 def chosen_items(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tensor:
-    """The items of a leaf at flat places over all dims before those of an item."""
+    """The items of a leaf at flat places over all dims before those of an item; a view where these are all in order."""
     count = math.prod(leaf.shape[: leaf.ndim - len(item)])
-    return leaf.reshape(count, *item).index_select(0, torch.from_numpy(places).to(leaf.device))
+    items = leaf.reshape(count, *item)
+    if places.size == count and (places[1:] > places[:-1]).all():
+        return items
+    return items.index_select(0, bridge.placed(torch.from_numpy(places), leaf.device))

@@ -90,11 +90,12 @@ def made(
         new["td_error"] = error
     for _ in range(CAPACITY // BATCH + 1):
         rb.extend(new)
-    sample = rb.sample()
+    sample, one = rb.sample(), new[3]
     index = sample["index"].clone()
     sample["td_error"] = error
     calls = {
         "extend": lambda: rb.extend(new),
+        "add": lambda: rb.add(one),
         "sample": rb.sample,
         "update_priority": lambda: rb.update_priority(index, error),
         "update_tensordict_priority": lambda: rb.update_tensordict_priority(sample),
