@@ -70,15 +70,22 @@ def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
     """
     dense = plain(tensor)
     fresh = dense.data_ptr() != tensor.data_ptr() or dense.numel() == 0
-    if (copy and not fresh) or (_HAS_ACCELERATOR and dense.is_pinned()):  # JAX takes pinned memory to be on the GPU
+    if copy and not fresh:
         dense = dense.clone(memory_format=torch.contiguous_format)
     with exact():
-        device = jax_device(dense.device)
-        if device is None:
-            raise RuntimeError(f"JAX does not see the device {dense.device}: move the tensor to the CPU first")
-        if dense.numel() == 0:
-            return jnp.empty(tuple(dense.shape), DTYPES[dense.dtype], device=device)
-        return jax.dlpack.from_dlpack(dense)
+        return _shared(dense)
+
+
+def _shared(dense: Tensor) -> jax.Array:
+    """An array in the memory of a dense tensor, in the context `exact`; pinned memory is copied."""
+    if _HAS_ACCELERATOR and dense.is_pinned():  # JAX takes it to be on the GPU
+        dense = dense.clone(memory_format=torch.contiguous_format)
+    device = jax_device(dense.device)
+    if device is None:
+        raise RuntimeError(f"JAX does not see the device {dense.device}: move the tensor to the CPU first")
+    if dense.numel() == 0:
+        return jnp.empty(tuple(dense.shape), DTYPES[dense.dtype], device=device)
+    return jax.dlpack.from_dlpack(dense)
 
 
 def placed(tensor: Tensor, device: torch.device) -> Tensor:
@@ -96,8 +103,9 @@ def lent(tensors: Sequence[Tensor]) -> list[jax.Array]:
     The caller keeps them unchanged until the program that reads the arrays has begun, and passes one of its results to
     `followed`. Errors as of `to_jax`.
     """
+    dense = [plain(tensor) for tensor in tensors]
     with exact():
-        return [to_jax(tensor, copy=False) for tensor in tensors]
+        return [_shared(each) for each in dense]
 
 
 def followed(result: jax.Array) -> None:
