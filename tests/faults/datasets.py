@@ -47,7 +47,8 @@ class Operation:
         upstream: which of two versions the server has.
         do: the call, which is made again afterwards.
         between: what may be there when it was killed.
-        after: what is there when it has returned.
+        returned: what is there when it has returned.
+        after: and what is there when the dataset was then constructed.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Operation:
     upstream: int
     do: Callable[[Construct], Any]
     between: tuple[str, ...]
+    returned: str
     after: str
 
 
@@ -63,13 +65,19 @@ def _marked(rows: Any) -> Any:
 
 
 OPERATIONS = [
-    Operation("first", MISSING, 0, lambda construct: construct(), (MISSING, OLD), OLD),
-    Operation("split", OLD, 0, lambda construct: construct(split_trajs=True), (OLD,), SPLIT),
+    Operation("first", MISSING, 0, lambda construct: construct(), (MISSING, OLD), OLD, OLD),
+    Operation("split", OLD, 0, lambda construct: construct(split_trajs=True), (OLD,), OLD, SPLIT),
     Operation(
-        "preprocess", OLD, 0, lambda construct: construct().preprocess(_marked, num_workers=0), (OLD, MARKED), MARKED
+        "preprocess",
+        OLD,
+        0,
+        lambda construct: construct().preprocess(_marked, num_workers=0),
+        (OLD, MARKED),
+        MARKED,
+        MARKED,
     ),
-    Operation("remove", OLD, 0, lambda construct: construct().delete(), (OLD, MISSING), OLD),
-    Operation("force", OLD, 1, lambda construct: construct(download="force"), (OLD, NEW), NEW),
+    Operation("remove", OLD, 0, lambda construct: construct().delete(), (OLD, MISSING), MISSING, OLD),
+    Operation("force", OLD, 1, lambda construct: construct(download="force"), (OLD, NEW), NEW, NEW),
 ]
 
 
@@ -205,8 +213,7 @@ class Subject:
         name = f"{moment:.3f} s" if isinstance(moment, float) else f"{moment} {self.names[operation.name][moment]}"
         where = f"{self.given.loader.name}, {operation.name}, {name}"
         between, again, left = json.loads(self.told.read_text()) if self.told.exists() else ("nothing is known", "", [])
-        finished = operation.between if operation.after == SPLIT else (operation.after,)
-        good = {"killed": operation.between, "done": finished}.get(how, ())
+        good = {"killed": operation.between, "done": (operation.returned,)}.get(how, ())
         counts.note(between if good else how, good, where)
         well = again == operation.after and not left
         counts.outcomes["restarts"] += well
