@@ -118,6 +118,7 @@ class JaxRows:
             torch.cuda.current_stream(self.device).synchronize()
 
     def read(self, slots: Tensor) -> list[Tensor]:
+        [at] = bridge.lent([bridge.placed(slots, self.device)])
         with bridge.exact():
-            found = compiled.read(self.arrays, bridge.to_jax(bridge.placed(slots, self.device)), self.lanes)
-        return [bridge.hand_over(array) for array in found]
+            found = compiled.read(self.arrays, at, self.lanes)
+        return [bridge.hand_over(array) for array in found]  # torch waits for the program, and so do writes to `slots`
