@@ -258,6 +258,7 @@ class ReplayBufferEnsemble(Sampled):
         if not any(member.sampler.takes_priorities for member in self.members):
             self.sampler.update_priority(index, priority)  # warns
             return
+        self.sampler.raise_deferred()
         values = priority.detach() if isinstance(priority, Tensor) else torch.from_numpy(np.asarray(priority))
         routes = list(routed(index, self._ndims))
         count = sum(entries.numel() for _, entries, _ in routes)
@@ -289,6 +290,7 @@ class ReplayBufferEnsemble(Sampled):
         an item to one. Members without priorities are skipped. KeyError for a sample without its index, or without the
         entry of a member with priorities, and the errors of `update_priority`, before anything changes.
         """
+        self.sampler.raise_deferred()
         routes, changes = [], []
         for items, index in items_of(data):
             for place, entries, slots in routed(index, self._ndims):

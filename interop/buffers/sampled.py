@@ -212,6 +212,7 @@ class Sampled(Aliases):
 
     def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
         """A batch and its info: the oldest prefetched batch, or a new draw."""
+        self.sampler.raise_deferred()  # here: an error of a draw in another thread may be dropped with the draw
         if self._prefetch is None:
             return self._draw(batch_size)
         try:

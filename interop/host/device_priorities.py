@@ -72,6 +72,8 @@ class DevicePriorities(Priorities):
         )
 
     def update_async(self, index: Any, priority: Any) -> bool:
+        if type(index) is int:  # of one item that was written
+            index = torch.tensor([index])
         fits = (
             self.checks(priority)
             and isinstance(index, Tensor)
@@ -114,7 +116,6 @@ class DevicePriorities(Priorities):
         items: Sequence[jax.Array],
         lanes: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, list[jax.Array]]:
-        self.raise_deferred()
         here = list(items) if items and items[0].devices() == self._state.priorities.devices() else []
         narrow = not here and self.rule.dtype == "float32"
         with bridge.on(self.device) if narrow else bridge.exact():

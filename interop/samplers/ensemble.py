@@ -69,6 +69,10 @@ class SamplerEnsemble(Sampler):
         for member in self.members:
             member.let_go()
 
+    def raise_deferred(self) -> None:
+        for member in self.members:
+            member.raise_deferred()
+
     # ------------------------------------------------------------------ draws
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[TensorDictBase, TensorDictBase]:

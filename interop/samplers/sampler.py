@@ -76,6 +76,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """`draw` with a key of the sampler's generator."""
         batch_size = whole("batch_size", batch_size, least=0)
+        self.raise_deferred()
         with randomness.Restored(self._rng):
             return self.draw(storage, batch_size, randomness.key(self._rng))
 
@@ -190,7 +191,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         return False
 
     def raise_deferred(self) -> None:
-        """Raise the error of an earlier update that was checked later. Buffers call it before they change anything."""
+        """Raise the error of an earlier update that was checked later. Buffers call it before they draw or change a thing."""
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for other parts of a buffer with which this sampler cannot work."""

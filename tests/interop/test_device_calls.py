@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,12 @@ import torch
 from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from interop import LazyTensorStorage, PrioritizedSampler, TensorDictPrioritizedReplayBuffer
+from interop import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    ReplayBufferEnsemble,
+    TensorDictPrioritizedReplayBuffer,
+)
 from interop.samplers import prioritized
 from interop.storages import lazy, tensors
 
@@ -134,6 +140,66 @@ def test_the_caller_may_write_to_its_tensors_once_a_call_has_returned(reads: col
         newest = rb[newest_rows(rb)]
         for held, each in zip((newest["obs"], newest["next", "reward"], newest["td_error"]), wanted, strict=False):
             assert torch.equal(held, each)
+
+
+@pytest.mark.parametrize("priority", [float("nan"), -1.0])
+def test_an_item_with_a_bad_priority_is_written_once_and_a_later_call_raises(
+    priority: float, reads: collections.Counter[str]
+) -> None:
+    rb, _given, calls = made(with_error=True)
+    item, written = rows(BATCH)[0].clone(), rb.write_count
+    item["td_error"] = torch.tensor(priority)
+    at = rb.add(item)
+    assert rb.write_count == written + 1
+    assert isinstance(rb.sampler, PrioritizedSampler)
+    jax.block_until_ready(rb.sampler.state)
+    assert rb.sampler.priorities[at] == rb.sampler.default_priority
+    with pytest.raises(ValueError, match="data that was written"):
+        calls["add"]()
+    calls["add"]()
+    assert rb.write_count == written + 2
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_an_update_of_an_ensemble_raises_before_any_member_changes(
+    by_sample: bool, reads: collections.Counter[str]
+) -> None:
+    (a, _, _), (b, _, _) = made(with_error=True), made(with_error=True)
+    both = ReplayBufferEnsemble(a, b, batch_size=8, sample_from_all=True)
+    sample = both.sample()
+    b.update_priority(torch.tensor([0]), torch.tensor([float("nan")]))
+    assert isinstance(a.sampler, PrioritizedSampler) and isinstance(b.sampler, PrioritizedSampler)
+    jax.block_until_ready(b.sampler.state)
+    before = a.sampler.priorities, b.sampler.priorities
+    sample["td_error"] = torch.full(sample.batch_size, 5.0)
+    with pytest.raises(ValueError, match="refused"):
+        if by_sample:
+            both.update_tensordict_priority(sample)
+        else:
+            both.update_priority(sample["index"], 5.0)
+    assert torch.equal(a.sampler.priorities, before[0]) and torch.equal(b.sampler.priorities, before[1])
+
+
+@pytest.mark.parametrize("drop", ["nothing", "dumps", "alpha"])
+def test_a_prefetched_draw_does_not_take_the_error_of_an_update(
+    drop: str, reads: collections.Counter[str], tmp_path: Path
+) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=0.6, beta=0.4, storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, prefetch=2
+    )
+    rb.extend(rows(BATCH))
+    for _ in range(3):
+        rb.sample()
+        rb.update_priority(torch.tensor([0]), torch.tensor([float("nan")]))
+        assert isinstance(rb.sampler, PrioritizedSampler)
+        jax.block_until_ready(rb.sampler.state)
+        if drop == "dumps":
+            rb.dumps(tmp_path / "a")
+        elif drop == "alpha":
+            rb.sampler.alpha = rb.sampler.alpha / 2
+        with pytest.raises(ValueError, match="refused"):
+            rb.sample()
+        rb.sample()
 
 
 def test_bad_priorities_in_data_are_an_error_of_a_later_call(reads: collections.Counter[str]) -> None:
