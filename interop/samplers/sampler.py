@@ -191,7 +191,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         return False
 
     def raise_deferred(self) -> None:
-        """Raise the error of an earlier update that was checked later. Buffers call it before they draw or change a thing."""
+        """Raise the error of an earlier update that was checked later. Buffers call it before a draw and before a change."""
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for other parts of a buffer with which this sampler cannot work."""
