@@ -14,7 +14,7 @@ import numpy as np
 import plain
 import torch
 from jax import Array
-from scans import scanned
+from scans import donated_calls, scanned
 
 import fbuf
 
@@ -158,14 +158,7 @@ def cycles(buffer: fbuf.Buffer, state: fbuf.BufferState, key: Array, rows: Array
 
 
 def scan_of_cycles(buffer: fbuf.Buffer, rows: Array) -> Callable[[], None]:
-    run = jax.jit(functools.partial(cycles, buffer), donate_argnums=0)
-    held, keys = [filled(buffer, rows)], _keys()
-
-    def call() -> None:
-        held[0], batch = run(held[0], next(keys), rows)
-        jax.block_until_ready((held[0], batch))
-
-    return call
+    return donated_calls(filled(buffer, rows), functools.partial(cycles, buffer), rows)
 
 
 def chain_of_cycles(buffer: fbuf.Buffer, rows: Array) -> Callable[[], None]:
@@ -272,44 +265,28 @@ def torch_calls(place: Place) -> Part:
     for batch in batches:
         rows = torch_rows.transitions(batch).to(place.device)
         errors = torch.rand(batch, device=place.device) + 1e-3
-        work = {side: _calls(buffer, rows, errors, batch) for side, buffer in buffers.items()}
-        work[plain.TORCH] = _calls_by_hand(ring, plain.tensors(rows), errors, batch)
+        work = {side: _calls(each, each.update_priority, rows, errors, batch) for side, each in buffers.items()}
+        work[plain.TORCH] = _calls(ring, ring.update, plain.tensors(rows), errors, batch)
         for name in work[measure.OURS]:
             calls = {side: each[name] for side, each in work.items()}
             timings += returned_and_done(place, f"{name}, batch {batch}", calls)
     return timings, {}
 
 
-def _calls(buffer: Any, rows: Any, errors: torch.Tensor, batch: int) -> dict[str, Callable[[], Any]]:
-    """The operations of a prioritized buffer of torchrl's classes, or ours."""
+def _calls(
+    buffer: Any, update: Callable[..., Any], rows: Any, errors: torch.Tensor, batch: int
+) -> dict[str, Callable[[], Any]]:
+    """The operations of a prioritized buffer of any library, or written by hand, by name."""
     index = buffer.sample(batch)["index"]
 
     def whole() -> None:
         buffer.extend(rows)
-        buffer.update_priority(buffer.sample(batch)["index"], errors)
+        update(buffer.sample(batch)["index"], errors)
 
     return {
         "extend": functools.partial(buffer.extend, rows),
         "sample": functools.partial(buffer.sample, batch),
-        "update_priority": functools.partial(buffer.update_priority, index, errors),
-        "extend + sample + update_priority": whole,
-    }
-
-
-def _calls_by_hand(
-    ring: plain.PrioritizedTorch, rows: Any, errors: torch.Tensor, batch: int
-) -> dict[str, Callable[[], Any]]:
-    """The same, as one would write them."""
-    slots = ring.sample(batch)["index"]
-
-    def whole() -> None:
-        ring.extend(rows)
-        ring.update(ring.sample(batch)["index"], errors)
-
-    return {
-        "extend": functools.partial(ring.extend, rows),
-        "sample": functools.partial(ring.sample, batch),
-        "update_priority": functools.partial(ring.update, slots, errors),
+        "update_priority": functools.partial(update, index, errors),
         "extend + sample + update_priority": whole,
     }
 

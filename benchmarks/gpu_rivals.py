@@ -1,7 +1,6 @@
 """What a node of a CUDA graph and a call cost on the card, and flashbax's buffers beside ours on it."""
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import measure
 import numpy as np
 from gpu_parts import ALPHA, STEPS, Part, Place
 from jax import Array
-from scans import Step, scanned
+from scans import Step, donated_calls, scanned
 
 import fbuf
 
@@ -52,9 +51,9 @@ def measured(place: Place) -> Part:
             calls["flashbax"] = _their_cycles(capacity, rows)
         timings.append(place.compare(f"prioritized cycle of {batch} of {capacity}, in a scan", calls, STEPS))
     for name, starts in jit_slices.STARTS.items():
-        calls = {measure.OURS: _scanned(*jit_slices.ours(starts, capacity))}
+        calls = {measure.OURS: _scan(*jit_slices.ours(starts, capacity))}
         if flashbax is not None:
-            calls["flashbax"] = _scanned(*jit_slices.theirs(capacity))
+            calls["flashbax"] = _scan(*jit_slices.theirs(capacity))
         timings.append(place.compare(f"add 4 + slices, {name}, in a scan", calls, STEPS))
     return timings, {}
 
@@ -78,16 +77,8 @@ def _their_cycles(capacity: int, rows: Array) -> Callable[[], None]:
         errors = jnp.abs(drawn.experience.reshape(batch, -1)[:, 0]) + 1e-3
         return buffer.set_priorities(state, drawn.indices, errors), drawn.experience
 
-    return _scanned(state, step, rows)
+    return _scan(state, step, rows)
 
 
-def _scanned(state: Any, step: Step, rows: Any) -> Callable[[], None]:
-    """Calls of a scan of steps."""
-    keys, steps = itertools.cycle(jax.random.split(jax.random.key(0), 64)), scanned(step, STEPS)
-    run, held = jax.jit(steps, donate_argnums=0), [state]
-
-    def call() -> None:
-        held[0], drawn = run(held[0], next(keys), rows)
-        jax.block_until_ready((held[0], drawn))
-
-    return call
+def _scan(state: Any, step: Step, rows: Any) -> Callable[[], None]:
+    return donated_calls(state, scanned(step, STEPS), rows)

@@ -24,7 +24,7 @@ import measure
 import numpy as np
 from jax import Array
 from plain_numpy import NUMPY, Numpy, PrioritizedNumpy
-from scans import scanned
+from scans import donated_calls, scanned
 
 import fbuf
 
@@ -160,15 +160,7 @@ def _length(rows: Any) -> int:
 
 
 def one_call(side: Side, keys: Iterator[Array], new: Any) -> Callable[[], None]:
-    step = jax.jit(side.step, donate_argnums=0)
-    state = side.full()
-
-    def call() -> None:
-        nonlocal state
-        state, drawn = step(state, next(keys), new)
-        jax.block_until_ready((state, drawn))
-
-    return call
+    return donated_calls(side.full(), side.step, new, keys)
 
 
 def one_scan(side: Side, keys: Iterator[Array], new: Any) -> Callable[[], None]:

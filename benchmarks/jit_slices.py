@@ -5,7 +5,6 @@ Four environments write one step each, then 8 slices of 32 are drawn, as one jit
 is another one; ours never crosses an end. Ours is measured for each law of starts.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import measure
 import numpy as np
 from jax import Array
-from scans import scanned
+from scans import donated_calls, scanned
 
 import fbuf
 
@@ -66,27 +65,15 @@ def theirs(capacity: int) -> tuple[Any, Any, Any]:
     return state, step, jax.tree.map(lambda leaf: leaf[:, :1], rows)
 
 
-def one_call(state: Any, step: Any, rows: Any) -> Callable[[], None]:
-    keys = itertools.cycle(jax.random.split(jax.random.key(0), 64))
-    jitted = jax.jit(step, donate_argnums=0)
-
-    def call() -> None:
-        nonlocal state
-        state, drawn = jitted(state, next(keys), rows)
-        jax.block_until_ready((state, drawn))
-
-    return call
-
-
 def one_scan(state: Any, step: Any, rows: Any) -> Callable[[], None]:
-    return one_call(state, scanned(step, STEPS), rows)
+    return donated_calls(state, scanned(step, STEPS), rows)
 
 
 def main() -> None:
     options = measure.arguments("Inside jit: slices of trajectories").parse_args()
     capacity = 20_000 if options.quick else 1_000_000
     timings, values = [], {}
-    for form, build in (("", one_call), (", scan", one_scan)):
+    for form, build in (("", donated_calls), (", scan", one_scan)):
         for name, starts in STARTS.items():
             calls = {measure.OURS: build(*ours(starts, capacity))}
             if flashbax is not None:
@@ -94,7 +81,7 @@ def main() -> None:
             timings.append(measure.compare(f"add 4 + slices, {name}{form}", calls, quick=options.quick))
     sizes = (10**4, 10**5) if options.quick else (10**4, 10**7)
     for name, starts in STARTS.items():
-        grown = {str(size) if size > sizes[0] else measure.OURS: one_call(*ours(starts, size)) for size in sizes}
+        grown = {str(size) if size > sizes[0] else measure.OURS: donated_calls(*ours(starts, size)) for size in sizes}
         timing = measure.compare(name, grown, quick=options.quick)
         values[f"growth of add 4 + slices, {name}, {sizes[0]} to {sizes[-1]} items"] = timing.ratio[str(sizes[-1])]
     measure.report(f"Inside jit, {SLICES} slices of {LENGTH}, {capacity} items", timings, values, options.json)

@@ -1,6 +1,7 @@
-"""Many steps of a buffer as one program."""
+"""Steps of a buffer as programs: calls of one, and many of them in one."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,3 +27,16 @@ def scanned(step: Step, count: int) -> Step:
         return found
 
     return steps
+
+
+def donated_calls(state: Any, step: Step, rows: Any, keys: Iterator[Array] | None = None) -> Callable[[], None]:
+    """Calls of a jitted step, each of the state that the one before left, that wait for their results."""
+    keys = itertools.cycle(jax.random.split(jax.random.key(0), 64)) if keys is None else keys
+    jitted = jax.jit(step, donate_argnums=0)
+
+    def call() -> None:
+        nonlocal state
+        state, drawn = jitted(state, next(keys), rows)
+        jax.block_until_ready((state, drawn))
+
+    return call

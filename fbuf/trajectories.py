@@ -37,7 +37,6 @@ _FIRST = 4  # in the marks of a written item, beside its kind of end: a trajecto
 Ids = Array | tuple[Array, ...]  # of items, or of each of several leaves
 Queued = tuple[Array, Array, Array]  # a ring of slots [items + 1], the place of the oldest, and how many there are
 
-_CLIP = "promise_in_bounds"
 _FEW = 256  # slots up to which a loop over them is faster on the CPU than kernels over all
 _LONGEST = np.uint32(2**31 - 1)  # the largest step; a longer trajectory repeats it
 
@@ -225,7 +224,7 @@ def written(
 
     lane = jnp.arange(ended.shape[1], dtype=jnp.int32)
     # Read before they are written: a read that is fused into the write comes after it, so XLA would copy all spans.
-    held = computed_once(state.spans.at[divmod_unsigned(state.latest, capacity)[1], lane].get(mode=_CLIP))
+    held = computed_once(state.spans.at[divmod_unsigned(state.latest, capacity)[1], lane].get(mode="promise_in_bounds"))
     since = now - jnp.minimum(now - held[:, _BEGAN], _LONGEST - np.uint32(count))
     first = jnp.where(begun < 0, since[None], now + begun.astype(jnp.uint32))
     spans = jnp.stack([first, now + stop.astype(jnp.uint32), kind.astype(jnp.uint32)], -1)
@@ -304,7 +303,7 @@ def written_one_by_one(
             if queued is not None:
                 entered = (ring.size >= reach - at) & (cell(state.number, back, lane) == number)
         # These values are stored, read back, and used in what is written: otherwise XLA would read the tables again after
-        # it wrote to them, and copy them for that.
+        # it wrote to them, and copy them for that. No age is above `_LONGEST`, which XLA does not know.
         read = jnp.stack([left.astype(jnp.uint32), entered.astype(jnp.uint32), age, how])
         seen = jax.lax.dynamic_update_slice(seen, read, (at & 1,))
         left, entered, age, how = part(seen, at & 1, 4)
@@ -313,7 +312,7 @@ def written_one_by_one(
             lost = lost + left
             if queued is not None:
                 queued = queue_moved(queued, left, entered, back * lanes + lane)
-        spans = _set(state.spans, jnp.stack([how]), cut, lane, jnp.uint32(_KIND))
+        spans = _set(state.spans, how, cut, lane, jnp.uint32(_KIND))
         span = jnp.stack([jnp.where(starts, now, now - age), now, kind.astype(jnp.uint32)])
         state = TrajectoryState(
             number=_set(state.number, jnp.where(age > _LONGEST, 0, number), row, lane),
@@ -389,7 +388,7 @@ def end_of(state: TrajectoryState, number: Array, lane: Array) -> Array:
 def _word(state: TrajectoryState, number: Array, lane: Array, word: int) -> Array:
     """A word of spans; a slice of all spans would be a copy."""
     capacity = state.number.shape[0]
-    return state.spans.at[divmod_unsigned(number, capacity)[1], lane, word].get(mode=_CLIP)
+    return state.spans.at[divmod_unsigned(number, capacity)[1], lane, word].get(mode="promise_in_bounds")
 
 
 def time_of(ring: RingState, row: Array, capacity: int) -> Array:

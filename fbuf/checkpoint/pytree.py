@@ -96,8 +96,7 @@ def _like(source: Source, like: Any) -> Any:
         if fields.text("name") in saved:
             raise fields.wrong("name", "the path of one leaf", name)
         saved[name] = (fields.text("kind"), fields.array("value"))
-    _join_counters(saved)
-    _join_spans(saved)
+    _join_parts(saved)
     wanted = [(jax.tree_util.keystr(where), leaf) for where, leaf in jax.tree_util.tree_leaves_with_path(like)]
     differences = [f"{name}: only in the checkpoint" for name in saved.keys() - {name for name, _ in wanted}]
     for name, leaf in wanted:
@@ -115,35 +114,25 @@ def _like(source: Source, like: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _join_counters(saved: dict[Any, tuple[str, Any]]) -> None:
-    """Put the counters of rings, which earlier versions saved one by one, into one array."""
-    for name in [name for name in saved if name.endswith(".cursor")]:
-        ring = name.removesuffix("cursor")
-        parts = [saved.get(ring + part) for part in ("cursor", "size", "written")]
-        lead = tuple(saved[name][1].shape)  # of several states, one behind the other
-        forms = [part and (part[0], tuple(part[1].shape), str(part[1].dtype)) for part in parts]
-        if forms == [("array", lead, "int32"), ("array", lead, "int32"), ("array", (*lead, 2), "uint32")]:
-            arrays = [np.asarray(part[1]).astype(np.uint32) for part in parts if part is not None]
-            for part in ("cursor", "size", "written"):
-                del saved[ring + part]
-            saved[ring + "counters"] = (
-                "array",
-                np.concatenate([arrays[0][..., None], arrays[1][..., None], arrays[2]], -1),
-            )
+# Arrays of uint32 that earlier versions saved in parts, by the names of the parts: their last dims, and their dtypes.
+_SAVED_IN_PARTS: dict[str, dict[str, tuple[tuple[int, ...], str]]] = {
+    "counters": {"cursor": ((), "int32"), "size": ((), "int32"), "written": ((2,), "uint32")},  # of a ring
+    "spans": {"first": ((), "uint32"), "last": ((), "uint32"), "kind": ((), "uint8")},  # of trajectories
+}
 
 
-def _join_spans(saved: dict[Any, tuple[str, Any]]) -> None:
-    """Put the spans of trajectories, which earlier versions saved word by word, into one array."""
-    for name in [name for name in saved if name.endswith(".kind")]:
-        index = name.removesuffix("kind")
-        parts = [saved.get(index + part) for part in ("first", "last", "kind")]
-        shape = tuple(saved[name][1].shape)
-        forms = [part and (part[0], tuple(part[1].shape), str(part[1].dtype)) for part in parts]
-        if forms == [("array", shape, "uint32"), ("array", shape, "uint32"), ("array", shape, "uint8")]:
-            arrays = [np.asarray(part[1]).astype(np.uint32) for part in parts if part is not None]
-            for part in ("first", "last", "kind"):
-                del saved[index + part]
-            saved[index + "spans"] = ("array", np.stack(arrays, -1))
+def _join_parts(saved: dict[Any, tuple[str, Any]]) -> None:
+    """Put the parts of arrays that earlier versions saved one by one into one array."""
+    for joined, parts in _SAVED_IN_PARTS.items():
+        one = next(iter(parts))
+        for name in [name for name in saved if name.endswith(f".{one}")]:
+            owner, lead = name.removesuffix(one), tuple(saved[name][1].shape)  # the parts agree in their first dims
+            found = {part: saved.get(owner + part) for part in parts}
+            forms = {part: each and (each[0], tuple(each[1].shape), str(each[1].dtype)) for part, each in found.items()}
+            if forms == {part: ("array", (*lead, *rest), dtype) for part, (rest, dtype) in parts.items()}:
+                arrays = [np.asarray(saved.pop(owner + part)[1]).astype(np.uint32) for part in parts]
+                columns = [each if each.ndim > len(lead) else each[..., None] for each in arrays]
+                saved[owner + joined] = ("array", np.concatenate(columns, -1))
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:
