@@ -74,7 +74,7 @@ def shares_of(storage: Storage, sampler: Sampler, writer: Writer, stored: Any) -
     found = list(storage.memory_shares(stored))
     capacity = storage.max_size
     if stored is not None and isinstance(storage, TensorStorage) and storage.ndim > 1 and not storage.initialized:
-        capacity = storage.item_capacity(stored)
+        capacity = storage.table.item_capacity(stored)
     found += sampler.memory_shares(storage, capacity)
     if writer.tracks_generations and storage.max_size < 2**31:
         found.append(Share("writer", "generations", "cpu", 8 * storage.row_capacity(stored)))

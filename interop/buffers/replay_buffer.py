@@ -28,6 +28,7 @@ from interop.data import randomness
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
+from interop.engine import plans
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
 from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
@@ -39,7 +40,6 @@ from interop.samplers.drawn_elsewhere import DrawnElsewhere
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
-from interop.storages import planning as of_storages
 from interop.storages.all_or_nothing import Undoable, finish_or_undo
 from interop.storages.batches import read_batch
 from interop.storages.storage import Follower, is_undoable
@@ -554,7 +554,7 @@ class ReplayBuffer(Sampled):
                 if batch is not None:
                     return batch
             slots, info, leaves = part.draw_slots()
-            rows = storage.rows
+            rows = storage.table.rows
             assert rows is not None  # the sampler has raised for an empty storage
             if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
                 return read_batch(storage, slots, (None, 1), info, marks)
@@ -699,7 +699,7 @@ class ReplayBuffer(Sampled):
         RuntimeError where data is needed and missing; else the errors of the write.
         """
         with locked(self):
-            return of_storages.plan(self.memory_shares(data))
+            return plans.plan(self.memory_shares(data))
 
     def memory_shares(self, data: Any) -> list[Share]:
         """The shares of `plan`. The lock is held."""

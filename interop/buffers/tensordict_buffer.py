@@ -113,7 +113,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         data, info = self._next_batch(self._size_of_batch(batch_size))
         included = type(info) is BatchInfo and info.is_in(data)  # the batch was built with the info
         if include_info is False and included:
-            layout = self._storage.layout  # type: ignore[attr-defined]  # such batches come from tensors
+            layout = self._storage.table.layout  # type: ignore[attr-defined]  # such batches come from tensors
             for key in info:
                 if as_path(key) not in layout.places:
                     del data[key]

@@ -44,13 +44,13 @@ def to_fbuf(
         raise _no_twin(storage, "use a LazyTensorStorage, TensorStorage or LazyMemmapStorage")
     if type(writer) not in _WRITERS or writer.tracks_generations:
         raise _no_twin(writer, "use a RoundRobinWriter without track_generations")
-    layout = storage.fixed_layout
+    layout = storage.table.fixed_layout
     if layout is None or storage.shape is None:
         raise RuntimeError("nothing was written yet, which fixes what an item is: call extend() or allocate() first")
     if layout.varied:
         raise TypeError(f"{_names(layout.varied)}: text and ragged rows are no arrays: store tensors of one shape")
     stamp = ("index",) if type(writer) is TensorDictRoundRobinWriter else None  # the slot, which draws return anyway
-    columns = {path: held for path, held in storage.columns().items() if path != stamp}
+    columns = {path: held for path, held in storage.table.columns().items() if path != stamp}
     dtypes = _dtypes(columns, narrow)
     rule, keys, index = _rule(sampler, batch_size, narrow), None, None
     if isinstance(sampler, torch_side.SliceSampler):

@@ -49,8 +49,8 @@ def saved_ring(storage: "TensorStorage") -> dict[str, Any]:
     """The ring of a storage, to be read by `SavedRing.parsed`."""
     return {
         "ndim": storage.ndim,
-        "lanes": list(storage.lanes),
-        "capacity": storage.row_count,
+        "lanes": list(storage.table.lanes),
+        "capacity": storage.table.row_count,
         "filled": storage.filled_rows,
         "written": storage.ring.written,
         "end": storage.ring.cursor,
@@ -62,12 +62,12 @@ def saved_rows(storage: "TensorStorage") -> dict[str, Any]:
 
     Varied entries are spans in "values", their bytes without gaps.
     """
-    rows, layout = storage.rows, storage.layout
+    rows, layout = storage.table.rows, storage.table.layout
     if rows is None or layout is None:
         return {"layout": None}
     columns = [as_array(leaf) for leaf in rows.at(storage.filled_rows, slice(None))]
     values = {"values": _packed(layout, columns)} if layout.varied else {}
-    stored = Columns(columns, storage.row_count)
+    stored = Columns(columns, storage.table.row_count)
     return {"layout": saved_layout(layout), "ring": saved_ring(storage), "columns": stored, **values}
 
 
@@ -101,7 +101,7 @@ def restoring_rows(storage: "TensorStorage", saved: Any, options: LoadOptions) -
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
     values = fields.array("values", np.uint8, (None,)) if layout.varied else None
-    if storage.fixed_layout is None and getattr(storage, "existsok", False):
+    if storage.table.fixed_layout is None and getattr(storage, "existsok", False):
         columns.check()  # before new files take the place of those that are there
     return loading(storage, layout, ring, columns.read_into, options, where, values)
 
@@ -126,7 +126,7 @@ def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: Load
 
 def refuse_frames(storage: "TensorStorage") -> None:
     """CheckpointMismatch for a storage of frames, whose rows can be written in the order of time only."""
-    if storage.of_frames:
+    if storage.table.place.in_order:
         raise CheckpointMismatch(
             f"a {type(storage).__name__} keeps frames in the order of time, and hooks and other checkpointers would give it "
             "rows in another: use a TensorStorageCheckpointer without hooks"
@@ -159,25 +159,27 @@ def loading(
         where: what is loaded, for messages.
         values: of varied entries, whose leaves are spans in them.
     """
-    fresh = storage.fixed_layout is None and not storage.takes(layout, ring.lanes)
-    held = None if fresh else storage.layout
+    fresh = storage.table.fixed_layout is None and not storage.table.takes(layout, ring.lanes)
+    held = None if fresh else storage.table.layout
     differences = _differences(storage, held, layout, ring, options)
     if differences:
         raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
-    target, device, rows = layout if held is None else held, storage.device, None
+    target, rows = layout if held is None else held, None
+    place, lead = storage.table.place, (ring.capacity, *ring.lanes)
+    device = place.device
     try:
         if fresh:
             if device == "auto":
-                storage.device = torch.device("cpu")
+                place.device = torch.device("cpu")
             with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
-                storage.give_up_memory()
-                rows = storage.new_rows(target, (ring.capacity, *ring.lanes))
-        target = target.keeping(storage.values_for(target))
+                storage.table.give_up()
+                rows = storage.table.place.allocate(target, lead)
+        target = target.keeping(storage.table.values_for(target))
         leaves = _read(storage, rows, layout, target, ring, fill, values, where)
     except BaseException:
-        storage.device = device
+        place.device = device
         if rows is not None:
-            storage.release_memory()
+            storage.table.place.discard(lead)
         raise
     return LoadedRows(storage, target, rows, leaves, ring)
 
@@ -188,15 +190,15 @@ def _differences(
     """The differences between saved rows and a storage with items of the layout `held`, or without items."""
     if storage.ndim != ring.ndim:
         return [f"it has ndim={ring.ndim}, the storage ndim={storage.ndim}"]
-    found, rows = [], storage.rows_for(ring.lanes)
+    found, rows = [], storage.table.rows_for(ring.lanes)
     if rows != ring.capacity:
         found.append(
             f"it has a capacity of {ring.capacity} rows, the storage of {rows}: build it with the same max_size"
         )
     if held is None:
         return found
-    if storage.lanes != ring.lanes:
-        found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(storage.lanes)}")
+    if storage.table.lanes != ring.lanes:
+        found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(storage.table.lanes)}")
     ours, theirs = ({leaf.path: leaf for leaf in layout.leaves} for layout in (held, saved))
     if options.strict:
         found += [f"{spec.name} is only in the checkpoint" for path, spec in theirs.items() if path not in ours]
@@ -235,13 +237,13 @@ def _read(
             arrays[spec.path] = as_array(rows.tensors[place])[: ring.filled]
         else:
             arrays[spec.path] = np.empty((ring.filled, *ring.lanes, *spec.shape), _array_dtype(spec.dtype))
-    (storage.own_rows() if rows is None else rows).reserve(ring.filled)
+    (storage.table.own_rows() if rows is None else rows).reserve(ring.filled)
     fill(list(arrays.values()))
     if values is not None and target.values is not None:
         spans = [each for each in saved.spans(list(arrays.values())).values() if each is not None]
         _check_spans(spans, values.size, where)
         if rows is None and target.values.due:
-            target.values.reclaim([each.reshape(-1, 2) for each in storage.spans().values()])
+            target.values.reclaim([each.reshape(-1, 2) for each in storage.table.spans().values()])
         address = target.values.append_whole(values)
         for each in spans:
             each[..., 0] += address
@@ -278,20 +280,20 @@ class LoadedRows:
 
     def __call__(self) -> None:
         storage, ring = self.storage, self.ring
-        if storage.journal.active:
+        if storage.guard.journal.active:
             self._keep()
         else:
             storage.clear()
         if self.rows is not None:
-            storage.adopt(self.layout, self.rows)
+            storage.table.adopt(self.layout, self.rows)
         if self.leaves and ring.filled:
-            storage.own_rows().write_run(0, self.leaves)
+            storage.table.own_rows().write_run(0, self.leaves)
         storage.ring.size = ring.filled
         storage.ring.restored(ring.written, ring.end % ring.capacity)
 
     def _keep(self) -> None:
         """Log the stored rows: a kill rolls back to them. If the log is too small, a kill leaves the storage empty."""
-        storage, journal, stored = self.storage, self.storage.journal, self.storage.filled_rows
+        storage, journal, stored = self.storage, self.storage.guard.journal, self.storage.filled_rows
         if journal.fits(stored):
             journal.reserve(stored)
             journal.save(range(stored))
@@ -304,7 +306,7 @@ class LoadedRows:
     def abandon(self) -> None:
         """Release the reserved memory."""
         if self.rows is not None:
-            self.storage.release_memory()
+            self.storage.table.place.discard((self.ring.capacity, *self.ring.lanes))
 
 
 # ---------------------------------------------------------------------- state dicts
@@ -312,9 +314,9 @@ class LoadedRows:
 
 def state_of(storage: "TensorStorage") -> dict[str, Any]:
     """A `state_dict`: copies of the filled rows on the CPU. A nested entry ("a", "b") has the key "a.b"."""
-    if storage.rows is None or storage.layout is None:
+    if storage.table.rows is None or storage.table.layout is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
-    layout, saved = storage.layout, saved_rows(storage)
+    layout, saved = storage.table.layout, saved_rows(storage)
     arrays = [array.copy() for array in saved["columns"].arrays]
     content: Any = [as_tensor(array, leaf.dtype) for array, leaf in zip(arrays, layout.leaves, strict=True)]
     if isinstance(layout.root, Leaf):
@@ -340,7 +342,7 @@ def restoring_state(storage: "TensorStorage", state: Any) -> Apply:
     if "_layout" not in state:  # all rows, filled or not
         data = _opened(content, storage.ndim, where)
         rows, *lanes = data.shape[: storage.ndim]
-        per_row, capacity = math.prod(lanes), storage.rows_for(tuple(lanes))
+        per_row, capacity = math.prod(lanes), storage.table.rows_for(tuple(lanes))
         filled = fields.whole("_len", 0, rows * per_row) // max(per_row, 1)
         ring = {"ndim": storage.ndim, "lanes": lanes, "capacity": capacity, "filled": filled}
         return restoring_data(storage, data[:filled], {**ring, "written": filled, "end": filled % capacity})

@@ -97,7 +97,7 @@ class StoredEpisodes:
     def is_uniform(self) -> bool:
         """Whether all rows have the keys, shapes and dtypes of the first, and no text or ragged rows."""
         storage = self._storage
-        return isinstance(storage, TensorStorage) and not storage.packs
+        return isinstance(storage, TensorStorage) and not storage.table.packs
 
     def is_ever_set(self, path: Path) -> bool:
         """Whether a tensor has a value other than zero in any row."""

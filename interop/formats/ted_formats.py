@@ -74,14 +74,14 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 
     def _saveable(self, storage: Storage) -> TensorStorage:
         """The storage. RuntimeError or ValueError for one that cannot be saved."""
-        if not isinstance(storage, TensorStorage) or storage.of_frames:
+        if not isinstance(storage, TensorStorage) or storage.table.place.in_order:
             raise ValueError(
                 f"a {type(self).__name__} saves tensordicts of a LazyTensorStorage or LazyMemmapStorage, got a "
                 f"{type(storage).__name__}: use its default checkpointer"
             )
         if storage.item_layout is None:
             raise RuntimeError("Cannot save a non-initialized storage.")
-        if not storage.item_layout.is_tensordict or storage.packs:
+        if not storage.item_layout.is_tensordict or storage.table.packs:
             raise ValueError(
                 f"a {type(self).__name__} saves tensordicts, without text and ragged rows; use a "
                 "TensorStorageCheckpointer for other items"
@@ -186,7 +186,7 @@ class NestedStorageCheckpointer(FlatStorageCheckpointer):
 
 def _loadable(storage: Storage, where: str) -> TensorStorage:
     """The storage. CheckpointMismatch for one that flat rows cannot be loaded into."""
-    if not isinstance(storage, TensorStorage) or storage.of_frames:
+    if not isinstance(storage, TensorStorage) or storage.table.place.in_order:
         raise CheckpointMismatch(
             f"{where}: flat rows cannot be loaded into a {type(storage).__name__}, use a LazyTensorStorage"
         )

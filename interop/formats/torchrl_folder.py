@@ -88,7 +88,7 @@ class TorchrlDump:
 
     def state(self, storage: Storage, sampler: Sampler, writer: Writer) -> dict[str, Any]:
         """The `state_dict` of a buffer of these components, without rows; what torchrl does not save is theirs."""
-        if not isinstance(storage, TensorStorage) or storage.of_frames:
+        if not isinstance(storage, TensorStorage) or storage.table.place.in_order:
             raise CheckpointMismatch(
                 f"{self.where}: folders of torchrl are read into storages of tensors, not into a "
                 f"{type(storage).__name__}. There, dump each buffer of an ensemble by itself, and extend a buffer that has "
@@ -124,7 +124,7 @@ class TorchrlDump:
             written: how many rows were ever written, if known.
             options: the options of the load.
         """
-        fields, like, ndim = self._fields("storage", "storage_metadata.json"), storage.fixed_layout, storage.ndim
+        fields, like, ndim = self._fields("storage", "storage_metadata.json"), storage.table.fixed_layout, storage.ndim
         if fields.flag("is_pytree"):
             files = self._pytree(fields.fields("metadata"), fields.any("metadata"), like)
         else:

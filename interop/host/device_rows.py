@@ -1,6 +1,6 @@
 """Leaf tensors of shape [rows, *lanes, ...] in the memory of JAX. See `rows`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ class JaxRows:
     shared = False
     in_place = False
     host_arrays = None
+    fixed: Collection[int] = ()
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
         self.arrays = arrays
@@ -70,6 +71,9 @@ class JaxRows:
     def tensors(self) -> list[Tensor]:
         """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""
         return [bridge.hand_over(array) for array in self.arrays]
+
+    def clear(self) -> None:
+        """No row is stored any more."""
 
     def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
         """Nothing is refused."""

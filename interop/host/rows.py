@@ -9,7 +9,7 @@ time. On a GPU rows are arrays of JAX, written by a donated program, read by the
 import ctypes
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,14 @@ class TorchRows:
     def tensors(self) -> list[Tensor]:
         """The leaves."""
         return self._tensors
+
+    @property
+    def fixed(self) -> Collection[int]:
+        """The leaves that cannot be edited in place."""
+        return ()
+
+    def clear(self) -> None:
+        """No row is stored any more."""
 
     def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
         """Raise for a write that cannot be done, at resolved places or a range of rows around the ring."""

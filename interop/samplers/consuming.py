@@ -10,12 +10,12 @@ from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
+from interop.engine.kept_uses import KeptUses
 from interop.host.threads import uninterrupted
 from interop.samplers.sampler import Sampler, host_share
 from interop.samplers.validation import flat_slots
 from interop.shared.processes import OneProcess
 from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
-from interop.storages.uses import KeptUses
 from interop.writers import RoundRobinWriter, Writer
 
 _EMPTY = "Cannot sample from an empty storage."

@@ -62,7 +62,7 @@ class DrawingSampler(Sampler):
 
 def rows_on_device(storage: TensorStorage) -> list[jax.Array]:
     """The leaves of a storage on an accelerator, which the drawing program can read; else an empty list."""
-    return storage.rows.arrays if isinstance(storage.rows, JaxRows) else []
+    return storage.table.rows.arrays if isinstance(storage.table.rows, JaxRows) else []
 
 
 def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:

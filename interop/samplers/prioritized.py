@@ -17,6 +17,8 @@ from fbuf.memory_plan import shares_of
 from interop.checkpoint.state import Entries, LoadOptions, as_arrays, as_tensors
 from interop.data import bridge
 from interop.data.arguments import not_negative, whole
+from interop.engine import plans
+from interop.engine.kept_priorities import KeptPriorities
 from interop.host.device_priorities import DevicePriorities
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
 from interop.host.threads import Lock, finished, uninterrupted
@@ -25,8 +27,7 @@ from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import Share
 from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
 from interop.shared.processes import OneProcess
-from interop.storages import Storage, TensorStorage, planning
-from interop.storages.priorities import KeptPriorities
+from interop.storages import Storage, TensorStorage
 
 _ONE_PROCESS = (
     "a prioritized sampler cannot be shared between processes, nor used in one that was forked from the one that made it or "
@@ -201,7 +202,7 @@ class PrioritizedSampler(DrawingSampler):
     def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
         """The memory of the priorities and their tree, which are made at the first write."""
         device = self.placed_on(storage)
-        place = free_memory.HOST if device is None else planning.place_of(device)
+        place = free_memory.HOST if device is None else plans.place_of(device)
         with self._lock:
             arrays = self._made(self.rule, max(self._held.capacity, capacity), self._alpha).memory()
         return [

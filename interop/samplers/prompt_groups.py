@@ -12,6 +12,7 @@ from tensordict.utils import NestedKey
 from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of, loading_members, saved_members
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
+from interop.engine.kept_uses import KeptUses
 from interop.host.threads import uninterrupted
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.groups import MOST_USES, Group, Groups, Id
@@ -19,7 +20,6 @@ from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
 from interop.samplers.validation import flat_slots
 from interop.shared.processes import OneProcess
 from interop.storages import Storage, columns
-from interop.storages.uses import KeptUses
 from interop.writers import Writer
 
 _NONE = np.zeros(0, np.int64)

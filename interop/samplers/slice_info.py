@@ -114,8 +114,8 @@ class SliceInfo:
         """Copies of the stored flags of the slots, bool [n, ...], [n, 1] for ends; None for flags that are not stored."""
         slots, found = slices.slots, list[Any]()
         if runs is not None and slices.begins is not None:  # half the time of a gather
-            assert isinstance(storage, TensorStorage) and storage.layout is not None
-            places = storage.layout.places
+            assert isinstance(storage, TensorStorage) and storage.table.layout is not None
+            places = storage.table.layout.places
             for path in self._paths:
                 place = places.get(path)
                 found.append(None if place is None else runs.one(place, slices.begins, slices.length, slots))

@@ -192,7 +192,7 @@ class SliceSampler(DrawingSampler):
     def draw_batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
     ) -> tuple[Any, dict[Any, Any]] | None:
-        rows = storage.rows
+        rows = storage.table.rows
         if not isinstance(rows, TorchRows) or rows.runs is None:
             return None
         self._last = slices = self._slices(storage, *self._shape(batch_size), key)

@@ -41,7 +41,7 @@ def read_batch(
 
     `runs`: the first rows of runs of consecutive rows, or None, and the length of each run.
     """
-    rows, layout = storage.rows, storage.layout
+    rows, layout = storage.table.rows, storage.table.layout
     assert isinstance(rows, TorchRows) and layout is not None
     builder, entries = None, dict[Any, Tensor]()
     if marks and type(storage).build is TensorStorage.build:

@@ -1,28 +1,20 @@
 """Tensordicts whose observations are frames, each stored once."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import torch
-from tensordict import TensorDict
 from tensordict.utils import NestedKey
-from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields
-from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, LoadOptions, as_arrays, as_tensors
 from interop.checkpoint.tensor_states import SavedRing, saved_ring
 from interop.data.arguments import whole
-from interop.data.keys import as_path, entries_below
-from interop.data.layout import Layout, Path
-from interop.data.trajectory_keys import TrajectoryKeys
-from interop.host.rows import Rows
-from interop.storages import planning
-from interop.storages.frame_rows import FrameRows, Scheme
+from interop.data.keys import as_path
+from interop.data.layout import Path
+from interop.engine.places.frame_rows import FrameRows
+from interop.engine.places.frames import MOST_FRAMES, FrameKeys, Frames
 from interop.storages.tensors import TensorStorage
-
-_MOST_FRAMES = 2**31  # their numbers are int32
 
 
 class LazyFrameStorage(TensorStorage):
@@ -55,9 +47,6 @@ class LazyFrameStorage(TensorStorage):
         compilable: keep the length local to this process.
     """
 
-    of_frames = True
-    _allocates = True
-
     def __init__(
         self,
         max_size: int,
@@ -76,148 +65,49 @@ class LazyFrameStorage(TensorStorage):
     ) -> None:
         if padding not in ("first", "zero"):
             raise ValueError(f"padding must be 'first' or 'zero', got {padding!r}")
-        super().__init__(None, max_size, ndim=ndim, compilable=compilable)
-        self._obs_keys = [_path(key) for key in (obs_key if isinstance(obs_key, list) else [obs_key])]
-        if not self._obs_keys or len(set(self._obs_keys)) < len(self._obs_keys):
+        observations = tuple(_path(key) for key in (obs_key if isinstance(obs_key, list) else [obs_key]))
+        if not observations or len(set(observations)) < len(observations):
             raise ValueError(f"obs_key must name observations, each once, got {obs_key!r}")
-        self._stack, self._stack_dim = whole("stack", stack), whole("stack_dim", stack_dim, least=-(2**31))
-        self._zeros, self._checks = padding == "zero", bool(check)
-        self._end_keys = None if end_keys is None else [_path(key) for key in end_keys]
-        self._traj_key = None if traj_key is None else _path(traj_key)
-        self._only_named_keys = bool(only_named_keys)
-        self._finals = None if finals is None else whole("finals", finals)
-        if self._finals is not None and self._finals >= _MOST_FRAMES - 1:
-            raise ValueError(f"finals must be at most {_MOST_FRAMES - 2}, got {finals}")
-
-    # ------------------------------------------------------------------ which leaves are frames
-
-    def _scheme(self, layout: Layout, lead: tuple[int, ...]) -> Scheme:
-        if layout.varied:
-            raise TypeError(
-                f"a LazyFrameStorage holds tensors of equal shapes, {list(layout.varied)} are text or ragged rows: use a "
-                "LazyTensorStorage"
-            )
-        named = TrajectoryKeys.chosen(self._traj_key, self._end_keys, self._only_named_keys)
-        marks = [
-            [place for path in group if (place := _marker(layout, path, path in named.named)) is not None]
-            for group in named.groups()
-        ]
-        if not any(marks[:3]):
-            raise KeyError(
-                f"none of {[*named.ends, *named.ids, *named.firsts]} is in the data to mark ends of trajectories: give "
-                "end_keys or traj_key"
-            )
-        ids, ends, firsts, masks = map(tuple, marks)
-        items = torch.Size(lead).numel()
-        scheme = Scheme(
-            leaves=layout.leaves,
-            pairs=tuple(self._pair(layout, key) for key in self._obs_keys),
-            ends=ends,
-            ids=ids,
-            firsts=firsts,
-            masks=masks,
-            stack=self._stack,
-            dim=self._stack_dim,
-            zeros=self._zeros,
-            check=self._checks,
-            capacity=lead[0],
-            lanes=tuple(lead[1:]),
-            finals=min(items, self._finals or items),
+        finals = None if finals is None else whole("finals", finals)
+        if finals is not None and finals >= MOST_FRAMES - 1:
+            raise ValueError(f"finals must be at most {MOST_FRAMES - 2}, got {finals}")
+        self._keys = FrameKeys(
+            observations=observations,
+            stack=whole("stack", stack),
+            stack_dim=whole("stack_dim", stack_dim, least=-(2**31)),
+            pads_with_zeros=padding == "zero",
+            end_keys=None if end_keys is None else tuple(_path(key) for key in end_keys),
+            traj_key=None if traj_key is None else _path(traj_key),
+            only_named_keys=bool(only_named_keys),
+            finals=finals,
+            check=bool(check),
         )
-        if scheme.frames >= _MOST_FRAMES:
-            raise ValueError(f"a LazyFrameStorage has less than {_MOST_FRAMES} frames, {scheme.frames} are needed")
-        return scheme
-
-    def _pair(self, layout: Layout, key: Path) -> tuple[int, int]:
-        obs, following = _leaf(layout, key), _leaf(layout, ("next", *key))
-        one, other = layout.leaves[obs], layout.leaves[following]
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
-            raise RuntimeError(
-                f"{one.name} is {one.dtype} of shape {list(one.shape)}, {other.name} {other.dtype} of {list(other.shape)}: "
-                "an observation and the next one must be alike; nothing was written"
-            )
-        dim, dims = self._stack_dim, len(one.shape)
-        if self._stack > 1 and (not -dims <= dim < dims or one.shape[dim] % self._stack or not one.shape[dim]):
-            raise RuntimeError(
-                f"{one.name} has shape {list(one.shape)}: stack_dim={dim} of it must hold the {self._stack} frames of "
-                "a stack; nothing was written"
-            )
-        return obs, following
-
-    # ------------------------------------------------------------------ memory and edits
-
-    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
-        scheme = self._scheme(layout, lead)
-        shares: list[Share] = []
-        for part, name, shape, dtype in scheme.arrays():
-            if part == "frames":  # the last frames of trajectories take memory as they are stored
-                last = (scheme.finals, *shape[1:])
-                shares.append(planning.array(part, f"{name}, last ones", last, dtype, "cpu", counts="at most"))
-                shape = (scheme.first_final, *shape[1:])
-            shares.append(planning.array(part, name, shape, dtype, "cpu"))
-        return shares
-
-    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        planning.refuse(self._planned(layout, lead))
-        return FrameRows(self._scheme(layout, lead))
-
-    def _rows_of(self, tensors: Sequence[Tensor], in_jax: bool) -> Rows:
-        assert self.layout is not None
-        return FrameRows(self._scheme(self.layout, (self.row_count, *self.lanes)), tensors)
+        self._begin(Frames(self._keys), max_size, whole("ndim", ndim), compilable)
 
     def _frames(self) -> FrameRows:
-        rows = self.own_rows()
+        rows = self.table.own_rows()
         assert isinstance(rows, FrameRows)
         return rows
 
-    def refuse_edit(self, paths: Iterable[Path]) -> None:
-        if self.rows is None:
-            return
-        scheme = self._frames().scheme
-        fixed = {scheme.leaves[place].path: scheme.leaves[place].name for place in scheme.fixed}
-        hit = [fixed[path] for path in paths if path in fixed]
-        if hit:
-            raise RuntimeError(
-                f"{', '.join(hit)} cannot be edited: observations, ends and ids determine the frames of items, and stay "
-                "as they were written; nothing was written"
-            )
-
-    def editable(self, given: Any) -> Any:
-        rows, layout = self._frames(), self.layout
-        assert layout is not None and self.shape is not None
-        if not layout.is_tensordict:
-            return super().editable(given)
-        self.refuse_edit(_path(path) for path, _ in entries_below(given))
-        views = TensorDict({}, self.shape)
-        for place in rows.scheme.rest:
-            column = rows.column(place)
-            assert column is not None
-            views.set(layout.leaves[place].path, column[: self.filled_rows])
-        return views
-
     def before_write(self) -> dict[str, Any]:
-        return {} if self.rows is None else {"frames": self._frames().before_write()}
+        return {} if self.table.rows is None else {"frames": self._frames().before_write()}
 
     def put_back(self, before: dict[str, Any]) -> None:
         if before:
             self._frames().put_back(before["frames"])
-        elif self.rows is not None:
-            self._frames().clear()
-
-    def _empty(self) -> None:
-        super()._empty()
-        if self.rows is not None:
+        elif self.table.rows is not None:
             self._frames().clear()
 
     # ------------------------------------------------------------------ checkpoints
 
     def saved(self) -> dict[str, Any]:
-        if self.rows is None or self.layout is None:
+        layout = self.table.layout
+        if self.table.rows is None or layout is None:
             return {"layout": None}
         rows = self._frames()
         capacity = {"rows": rows.scheme.capacity, "frames": rows.scheme.first_final}
         parts = {name: Columns(arrays, capacity.get(name)) for name, arrays in rows.used().items()}
-        described = {"layout": saved_layout(self.layout), "ring": saved_ring(self), "scheme": rows.scheme.described()}
+        described = {"layout": saved_layout(layout), "ring": saved_ring(self), "scheme": rows.scheme.described()}
         return {**described, **parts}
 
     def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
@@ -228,14 +118,14 @@ class LazyFrameStorage(TensorStorage):
         if fields.any("layout") is None:
             return self.clear
         layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
-        fixed = self.fixed_layout
+        fixed = self.table.fixed_layout
         if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
             raise CheckpointMismatch(f"{where} does not fit: the storage has other items, or items of other dims")
-        rows = self._allocate(layout, (ring.capacity, *ring.lanes))
+        rows = self.table.place.allocate(layout, (ring.capacity, *ring.lanes))
         assert isinstance(rows, FrameRows)
         ours, theirs = rows.scheme.described(), fields.any("scheme")
         other = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]]
-        other += [] if self.rows_for(ring.lanes) == ring.capacity else ["max_size"]
+        other += [] if self.table.rows_for(ring.lanes) == ring.capacity else ["max_size"]
         if other:
             raise CheckpointMismatch(f"{where} does not fit: it was built with another {', '.join(other)}")
         for name in ("counts", *rows.used()):  # the counts say how much the others hold
@@ -246,7 +136,7 @@ class LazyFrameStorage(TensorStorage):
         def put() -> None:
             self.clear()
             if fixed is None:
-                self.adopt(layout, rows)
+                self.table.adopt(layout, rows)
             else:  # other processes may have the memory
                 for name, targets in self._frames().used(rows.counts).items():
                     for target, found in zip(targets, rows.used()[name], strict=True):
@@ -268,9 +158,9 @@ class LazyFrameStorage(TensorStorage):
         return self.restoring(as_arrays(fields.any("_storage"), self))
 
     def __repr__(self) -> str:
-        names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._obs_keys)
+        names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._keys.observations)
         return (
-            f"{type(self).__name__}(obs_key=[{names}], stack={self._stack}, shape={self.shape}, len={len(self)}, "
+            f"{type(self).__name__}(obs_key=[{names}], stack={self._keys.stack}, shape={self.shape}, len={len(self)}, "
             f"max_size={self.max_size})"
         )
 
@@ -293,26 +183,3 @@ def _path(key: Any) -> Path:
     if not (path and all(type(step) in (str, int) for step in path)):
         raise TypeError(f"a key is a name or a tuple of names, got {key!r}")
     return path
-
-
-def _leaf(layout: Layout, path: Path) -> int:
-    found = layout.places.get(path)
-    if found is None:
-        stored = ", ".join(leaf.name for leaf in layout.leaves)
-        raise KeyError(f"{path[0] if len(path) == 1 else path!r} is not a tensor of the data, which has {stored}")
-    return found
-
-
-def _marker(layout: Layout, path: Path, is_named: bool) -> int | None:
-    """The leaf of an entry that marks trajectories; None for one that cannot, unless it is named."""
-    if not is_named:
-        place = layout.places.get(path)
-        leaf = None if place is None else layout.leaves[place]
-        return place if leaf and not leaf.dtype.is_complex and torch.Size(leaf.shape).numel() == 1 else None
-    place = _leaf(layout, path)
-    leaf = layout.leaves[place]
-    if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
-        raise TypeError(f"{leaf.name} must be bool or integers, got {leaf.dtype}; nothing was written")
-    if torch.Size(leaf.shape).numel() != 1:
-        raise RuntimeError(f"{leaf.name} must be one value an item, got shape {list(leaf.shape)}; nothing was written")
-    return place

@@ -1,23 +1,18 @@
 """Tensors, tensordicts and pytrees in memory that is allocated at the first write."""
 
-import dataclasses
-import mmap
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fbuf.memory_plan import Share
+from interop.data.arguments import whole
 from interop.data.keys import as_path
-from interop.data.layout import Layout, LeafSpec
-from interop.host.device_rows import JaxRows, rows_in_jax
-from interop.host.rows import Rows, TorchRows
-from interop.shared.first_write import FirstWrite
-from interop.shared.processes import starting_a_worker
-from interop.storages import planning
+from interop.data.layout import Path as KeyPath
+from interop.engine.places.heap import Consolidated, Heap
+from interop.engine.places.place import Place
+from interop.engine.places.shared import shared_from_the_start
 from interop.storages.tensors import TensorStorage
 
 
@@ -45,8 +40,6 @@ class LazyTensorStorage(TensorStorage):
         fill: by key, the values of stored rows for keys that come with a later batch; expanded to the shape of an item.
     """
 
-    _epoch = 0  # in which the memory was allocated
-
     def __init__(
         self,
         max_size: int,
@@ -61,137 +54,27 @@ class LazyTensorStorage(TensorStorage):
         ragged: Collection[Any] = (),
     ) -> None:
         if shared_init:
-            if compilable:
-                raise RuntimeError("shared_init needs a length that processes share: build it with compilable=False")
-            if consolidated:
-                raise ValueError("shared_init and consolidated exclude each other: there is a file for each tensor")
+            refuse_shared_init(compilable, consolidated)
             if device != "auto" and torch.device(device).type != "cpu":
                 warnings.warn(f"shared_init=True maps files on the CPU, not on {device}", UserWarning, stacklevel=2)
             device = "cpu"
-        super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
-        self.fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
-        self._ragged = frozenset(map(as_path, ragged))
-        self._consolidated = consolidated
-        self._cleanup_memmap = cleanup_memmap
-        self.shared_init = shared_init
+        place: Place = Heap(device, shares=not compilable, cleanup=cleanup_memmap)
+        if consolidated:
+            place = Consolidated(device)
         if shared_init:
-            self._first = FirstWrite(self, cleanup_memmap)
-
-    # ------------------------------------------------------------------ memory that several processes allocate
-
-    def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        if self._first is None:
-            return self._allocate(layout, lead)
-        with self.lock.held():
-            found, self._epoch = self._first.found(), self._first.epoch
-            if found is None:
-                rows = self._allocate(layout, lead)
-                self._first.publish(layout, lead, rows.tensors)
-                return rows
-            if found[:2] != (layout, lead):
-                raise RuntimeError("another process has meanwhile written items of another kind; nothing was written")
-            return TorchRows(found[2], lead[1:])
-
-    def _look(self) -> None:
-        """Map the memory that another process allocated, and drop memory that another process gave up."""
-        assert self._first is not None
-        if self._epoch != (epoch := self._first.epoch):
-            self._disown()
-            self._epoch = epoch
-        if self.rows is None and (found := self._first.found()) is not None:
-            layout, lead, tensors = found
-            self.adopt(layout, TorchRows(tensors, lead[1:]))
-
-    def _values_folder(self) -> Path | None:
-        return None if self._first is None else self._first.values
-
-    @property
-    def is_elsewhere(self) -> bool:
-        return self._first is not None or self.lock.given
-
-    def may_renew(self) -> bool:
-        return self._first is not None or self.lock.processes is None
-
-    def give_up_memory(self) -> None:
-        if self.rows is not None:
-            self.refuse_edit(())
-            if self._first is not None:  # first: after a kill no process keeps the old files beside new ones
-                self._first.renew()
-            self._vacate()
-        super().give_up_memory()
-
-    def _vacate(self) -> None:
-        """Remove files of the rows, of which none is stored."""
-
-    def _meet(self) -> None:
-        """Let processes find memory that one of them allocates anew."""
-        on_host = self.device != "auto" and torch.device(self.device).type == "cpu"
-        if self._first is None and on_host and not self._compilable and not self._consolidated:
-            self._first = FirstWrite(self, self._cleanup_memmap)
-
-    def start_sharing(self) -> None:
-        self._meet()
-        super().start_sharing()
-
-    def _refuse_to_share(self) -> None:
-        self._meet()
-        super()._refuse_to_share()
-
-    def is_shared(self) -> bool:
-        return self._first is not None if self.rows is None else super().is_shared()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if starting_a_worker() or self._first is None:
-            return state
-        # A copy has memory of its own.
-        return {**state, "_first": None, "shared_init": self.shared_init and self.rows is None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self.shared_init and self._first is None:
-            self._first = FirstWrite(self, self._cleanup_memmap)
-
-    # ------------------------------------------------------------------ memory
-
-    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
-        if self._first is not None and (self.rows is None or self.shared_init):
-            return planning.arrays("items", layout.leaves, lead, str(self._first.folder))
-        shares = super()._planned(layout, lead, found)
-        if self._consolidated and self.rows is None:  # they are allocated one by one, and then copied together
-            shares += [dataclasses.replace(share, part="copy", counts="in a call") for share in shares]
-        return shares
-
-    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        if self._consolidated and (layout.varied or not layout.is_tensordict):
-            raise ValueError(
-                "consolidated=True needs items that are tensordicts of tensors, without text or ragged rows"
-            )
-        if self._first is None:
-            planning.refuse(self._planned(layout, lead))
-        rows = self._fresh(layout.leaves, lead)
-        if self._consolidated and isinstance(rows, TorchRows):
-            built: Any = layout.build(rows.tensors, lead).consolidate()
-            return TorchRows(layout.flatten(built, len(lead)), lead[1:])
-        return rows
-
-    def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
-        device = torch.device(self.device)
-        shapes, dtypes = [(*lead, *spec.shape) for spec in leaves], [spec.dtype for spec in leaves]
-        if self._first is not None and self.rows is None:  # columns that come later are of those who have the others
-            return TorchRows(self._first.allocate(shapes, dtypes), lead[1:])
-        if rows_in_jax(device):
-            return JaxRows.zeros(shapes, dtypes, lead[1:], device)
-        if device.type != "cpu":
-            return super()._fresh(leaves, lead)
-        return TorchRows(list(map(untouched_zeros, shapes, dtypes)), lead[1:])
+            place = shared_from_the_start(place, self, cleanup_memmap)
+        self._begin(place, max_size, whole("ndim", ndim), compilable, by_path(fill), [as_path(key) for key in ragged])
+        self.shared_init = shared_init
 
 
-def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory only once they are written, aligned for XLA."""
-    count = torch.Size(shape).numel()
-    if count == 0:
-        return torch.zeros(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, mmap.MAP_PRIVATE), dtype=dtype, count=count).reshape(
-        shape
-    )
+def by_path(fill: Mapping[Any, Any] | None) -> dict[KeyPath, Tensor]:
+    """The values of `fill` by path."""
+    return {} if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
+
+
+def refuse_shared_init(compilable: bool, consolidated: bool) -> None:
+    """RuntimeError or ValueError for arguments that do not go with shared_init=True."""
+    if compilable:
+        raise RuntimeError("shared_init needs a length that processes share: build it with compilable=False")
+    if consolidated:
+        raise ValueError("shared_init and consolidated exclude each other: there is a file for each tensor")

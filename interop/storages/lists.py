@@ -18,6 +18,7 @@ from interop.checkpoint.values import load_items, save_items
 from interop.data.index import as_int, as_list
 from interop.data.layout import Layout
 from interop.data.pytrees import each_leaf
+from interop.engine import plans
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.storage import Storage
@@ -88,8 +89,8 @@ class ListStorage(Storage):
         except TypeError:  # not tensors: the size is unknown
             return []
         leaves = layout.flatten(items[0], 0)
-        place = planning.place_of(self.device or leaves[0].device) if leaves else ""
-        return planning.arrays("items", layout.leaves, (self.max_size,), place, counts="at most")
+        place = plans.place_of(self.device or leaves[0].device) if leaves else ""
+        return plans.arrays("items", layout.leaves, (self.max_size,), place, counts="at most")
 
     def get(self, index: Any) -> Any:
         """An item for an int, a list of items for a slice, sequence, mask or tensor."""

@@ -19,13 +19,14 @@ from interop.checkpoint.state import Aliases
 from interop.data.arguments import class_of, whole
 from interop.data.layout import Layout
 from interop.data.randomness import Seeded
+from interop.engine import plans
+from interop.engine.guard import Guard
+from interop.engine.kept_values import KeptValues
 from interop.host.maps import in_shared_memory
 from interop.host.ring import CELLS, Ring
 from interop.host.threads import uninterrupted
-from interop.shared.journal import Journal
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import StorageLock
-from interop.storages import planning
 
 
 class Follower(Protocol):
@@ -52,9 +53,8 @@ class Storage(Aliases, Seeded):
     default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
     _compilable = False
     generations: Any = None  # how often each row was written, if a writer counts that
-    journal: Journal  # rolls back unfinished writes; does nothing until it is started
+    guard: Guard  # the lock and the transactions
     _counters: torch.Tensor | None = None  # shared memory of the ring, if there is no journal
-    priorities: Any = None  # or uses of the items, if they are kept in a file
     reopened = False  # whether the rows were written by an earlier process
     _watched = False  # whether writes of other processes are reported to samplers
     _seen: tuple[int, int, int, int] | None = None  # the counts when the lock was last released, if so
@@ -64,10 +64,10 @@ class Storage(Aliases, Seeded):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
-        storage.lock = StorageLock(storage)
+        storage.guard = Guard(storage)
+        storage.lock = storage.guard.lock
         storage._listeners = _Listeners()
         storage.ring = Ring()
-        storage.journal = Journal()
         return storage
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
@@ -174,7 +174,7 @@ class Storage(Aliases, Seeded):
     def start_sharing(self) -> None:
         """Move the counters to shared memory. The lock is held."""
         self._start_journal()
-        if not self.journal.is_wanted and self._counters is None and not self._compilable:
+        if not self.guard.journal.is_wanted and self._counters is None and not self._compilable:
             self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
             self.ring.use(self._counters.numpy().data, copy=True)
         if self.generations is not None:
@@ -197,7 +197,7 @@ class Storage(Aliases, Seeded):
 
     def recover(self) -> None:
         """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
-        self.journal.recover_interrupted()
+        self.guard.recover()
 
     def before_write(self) -> dict[str, Any]:
         """What `put_back` needs after an interrupted write, beside the counters of the ring. O(1)."""
@@ -212,11 +212,11 @@ class Storage(Aliases, Seeded):
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """A transaction: commits on exit, rolls back on error. Inside another one it is a part of that."""
-        return self.journal.part()
+        return self.guard.transaction()
 
     def part(self) -> contextlib.AbstractContextManager[Any]:
         """Joins the transaction that is open, or is one."""
-        return self.journal.part()
+        return self.guard.transaction()
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -274,6 +274,11 @@ class Storage(Aliases, Seeded):
         return None
 
     @property
+    def priorities(self) -> KeptValues | None:
+        """Priorities or uses of the items, if they are kept in a file."""
+        return None
+
+    @property
     def tracks_writes(self) -> bool:
         """Whether the ring counts every write."""
         return False
@@ -319,7 +324,7 @@ class Storage(Aliases, Seeded):
         data is needed and missing; else the errors of the write.
         """
         with self.lock.held():
-            return planning.plan(self.memory_shares(data))
+            return plans.plan(self.memory_shares(data))
 
     def memory_shares(self, data: Any) -> list[Share]:
         """The shares of `plan`. Unknown in the base class."""
@@ -437,11 +442,11 @@ class Storage(Aliases, Seeded):
         if starting_a_worker():
             self._refuse_to_share()
             self.share()
-            kept: dict[str, Any] = {"_process_lock": self.lock.give()}
+            kept: dict[str, Any] = {"_process_lock": self.lock.give(), "_journal": self.guard.journal}
         else:
-            kept = {"journal": Journal(), "_counters": None, "priorities": None, "ring": copy.deepcopy(self.ring)}
+            kept = {"_counters": None, "ring": copy.deepcopy(self.ring)}
         state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, "_seen": None, **kept}
-        del state["lock"]
+        del state["lock"], state["guard"]
         return state
 
     def _refuse_to_share(self) -> None:
@@ -455,7 +460,8 @@ class Storage(Aliases, Seeded):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         process_lock = state.pop("_process_lock", None)
-        self.__dict__.update(state, lock=self.lock)
+        self.guard.journal = state.pop("_journal", self.guard.journal)
+        self.__dict__.update(state)
         if process_lock is not None:
             self.lock.take(process_lock)
         if self._counters is not None:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop.engine.places.heap import untouched_zeros
 from interop.host.maps import in_shared_memory
 from interop.shared.processes import starting_a_worker
 from interop.storages import Storage
-from interop.storages.lazy import untouched_zeros
 
 
 class Generations:

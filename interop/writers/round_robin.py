@@ -306,7 +306,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 def _ring(storage: Storage) -> dict[str, Any] | None:
     """Capacity and size in rows; None as long as the number of items in a row is unknown."""
-    if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage.rows is None:
+    if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage.table.rows is None:
         return None
     return {"capacity": storage.row_capacity(None), "filled": storage.filled_rows}
 

@@ -17,7 +17,7 @@ from interop import (
     PromptGroupSampler,
     TensorDictReplayBuffer,
 )
-from interop.storages.kept_values import KeptValues
+from interop.engine.kept_values import KeptValues
 from tests.interop.rows import check_same
 
 

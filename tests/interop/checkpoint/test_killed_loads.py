@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
+from interop.engine.kept_priorities import KeptPriorities
 from interop.host.rows import TorchRows
 from interop.shared.journal import Journal
-from interop.storages.priorities import KeptPriorities
 from tests.interop.storages.named_folders import reopened
 from tests.interop.storages.signals import raising, sent, standing
 

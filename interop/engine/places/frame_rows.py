@@ -9,7 +9,7 @@ That one is the frame of the next row, unless a trajectory ends in between.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ from torch import Tensor
 from interop.data import bridge
 from interop.data.index import whole_rows
 from interop.data.layout import LeafSpec
+from interop.engine.places.heap import untouched_zeros
 from interop.host import markers
 from interop.host.markers import END, FIRST, Markers
 from interop.host.rows import TorchRows
-from interop.storages.lazy import untouched_zeros
 
 _OPEN, _ID, _AGE = range(3)  # of the newest row of each lane: whether its trajectory goes on, its id, steps before it
 _WRITTEN, _FREE, _USED = range(3)  # counts: rows ever written, free finals, finals ever used
@@ -159,6 +159,10 @@ class FrameRows(TorchRows):
         self._back = np.arange(scheme.stack - 1, -2, -1)  # rows between an item and its frames; -1 is the next row
         self._ring_start = 1 + scheme.per_row + np.arange(scheme.per_row)[:, None]  # of each lane
         self._free, self._newest, self.counts = (each.numpy() for each in plain[-3:])
+
+    @property
+    def fixed(self) -> Collection[int]:
+        return self.scheme.fixed
 
     @property
     def stored(self) -> int:

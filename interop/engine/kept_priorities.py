@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt
+from interop.engine.kept_values import KeptValues
 from interop.host.priorities import PriorityValues
 from interop.host.ring import Ring
 from interop.shared.folder import Folder
 from interop.shared.memory import Memory
-from interop.storages.kept_values import KeptValues
 
 _HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # counters about the highest priority; _TOP is their number
 

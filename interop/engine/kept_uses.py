@@ -3,7 +3,7 @@
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.storages.kept_values import KeptValues
+from interop.engine.kept_values import KeptValues
 
 
 class KeptUses(KeptValues):

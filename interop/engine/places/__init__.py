@@ -1,0 +1,1 @@
+"""Where the bytes of rows are: one class for each kind of memory."""
