@@ -18,13 +18,7 @@ from interop.buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from interop.checkpoint.checkpointers import (
-    CompressedListStorageCheckpointer,
-    ListStorageCheckpointer,
-    StorageCheckpointerBase,
-    StorageEnsembleCheckpointer,
-    TensorStorageCheckpointer,
-)
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data.bridge import to_jax, to_torch
 from interop.data.untraced import untraced
 from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf
@@ -66,6 +60,12 @@ from interop.storages import (
     Storage,
     StorageEnsemble,
     TensorStorage,
+)
+from interop.storages.checkpointers import (
+    CompressedListStorageCheckpointer,
+    ListStorageCheckpointer,
+    StorageEnsembleCheckpointer,
+    TensorStorageCheckpointer,
 )
 from interop.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested, TEDError, check_ted
 from interop.trajectories import DEFAULT_DONE_KEYS, find_start_stop_traj

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, json_text
-from interop.checkpoint.checkpointers import StorageCheckpointerBase
-from interop.storages import Storage
+from interop.checkpoint.checkpointers import Content, StorageCheckpointerBase
 
 _NAME = "dataset.json"
 _PLACES = {
@@ -31,11 +30,11 @@ class DatasetCheckpointer(StorageCheckpointerBase):
         super().__init__()
         self._rows_of = {key: value for key, value in record.items() if key not in _PLACES}
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Content, path: str | os.PathLike[str]) -> None:
         Path(path).mkdir(exist_ok=True)
         (Path(path) / _NAME).write_text(json.dumps(self._rows_of))
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str], **options: Any) -> None:
+    def loads(self, storage: Content, path: str | os.PathLike[str], **options: Any) -> None:
         file = Path(path) / _NAME
         found = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
         if found != self._rows_of:

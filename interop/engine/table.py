@@ -57,7 +57,7 @@ class Table:
         ndim: how many leading dims count as items: 1 for rows, 2 for [rows, lanes].
         ring: the counters.
         guard: the lock and the transactions.
-        owner: the object that keeps the table alive, for folders that end with it.
+        kind: what holds the table, for messages: the name of a class.
         is_local: whether the counters belong to one process.
         fill: by path, the values of stored rows under keys that come with a later batch.
         ragged: entries whose rows may have any length.
@@ -77,6 +77,7 @@ class Table:
         ndim: int,
         ring: Ring,
         guard: Guard,
+        kind: str,
         *,
         is_local: bool = False,
         fill: Mapping[KeyPath, Tensor] | None = None,
@@ -86,6 +87,7 @@ class Table:
         self.max_items = max_items
         self.ndim = ndim
         self.ring, self.guard = ring, guard
+        self.kind = kind
         self.is_local = is_local
         self.fill = fill or {}
         self.layout: Layout | None = None
@@ -381,8 +383,8 @@ class Table:
         is_elsewhere = self.place.meets_others or self.guard.lock.given
         if self.place.in_order or is_too_small or (is_elsewhere and rows.shared) or self.guard.lock.forked:
             raise RuntimeError(
-                "no keys can be added here: the rows are shared with other processes, hold frames, or would not fit "
-                "into the journal of writes. Put all keys into the first batch; nothing was written"
+                f"no keys can be added to this {self.kind}: its rows are shared with other processes, hold frames, or would "
+                "not fit into its journal of writes. Put all keys into the first batch; nothing was written"
             )
         added = [place for place, spec in enumerate(layout.leaves) if spec not in before.leaves]
         values = {layout.leaves[at]: leaves[at] if leaves else self._filling(layout.leaves[at]) for at in added}
@@ -745,8 +747,8 @@ class Table:
         """Whether forked children share it without being asked. In memory maps also the first write may be theirs."""
         return self.is_shared() or (self.place.mapped and self.rows is None and not self.guard.is_read_only)
 
-    def start_sharing(self, owner: object, kind: str) -> None:
-        """Move rows to where other processes see them. `owner` keeps the table; `kind` is its name for errors."""
+    def start_sharing(self, owner: object) -> None:
+        """Move rows to where other processes see them. `owner` is the storage that keeps the table."""
         if self.rows is None:
             self.place.prepare_sharing()
         self.meet(owner)
@@ -754,7 +756,7 @@ class Table:
             folder = self.place.values_folder()
             if folder is None:
                 raise RuntimeError(
-                    f"text and ragged rows of this {kind} are in memory of this process: use a LazyMemmapStorage, or a "
+                    f"text and ragged rows of this {self.kind} are in memory of this process: use a LazyMemmapStorage, or a "
                     "LazyTensorStorage with compilable=False, to share them"
                 )
             self.layout.values.move_to(folder)

@@ -17,10 +17,11 @@ import numpy as np
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.manifest import parse_json
 from fbuf.checkpoint.writing import flush
+from interop.checkpoint.checkpointers import Content
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import as_array
+from interop.engine.saved_rows import as_array
 from interop.formats.ted_formats import NestedStorageCheckpointer
-from interop.storages import Storage, TensorStorage
+from interop.storages import TensorStorage
 from interop.ted.flattening import Path, shown
 from interop.ted.hooks import trajectory_names
 
@@ -78,7 +79,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
     register_load_hook = register_save_hook
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Content, path: str | os.PathLike[str]) -> None:
         """Save the content in a folder, or in a file that ends with `.h5`: complete and flushed, or not at all."""
         if File(path).suffix != ".h5":
             super().dumps(storage, path)
@@ -95,13 +96,13 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         finally:
             beside.unlink(missing_ok=True)
 
-    def _load_from(self, storage: Storage, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
+    def _load_from(self, storage: Content, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
         if File(path).suffix != ".h5":
             super()._load_from(storage, path, verify, options)
             return
         self._apply(storage, self._read(storage, File(path), options))
 
-    def _save(self, storage: Storage, out: Writing) -> dict[str, Any]:
+    def _save(self, storage: Content, out: Writing) -> dict[str, Any]:
         kept, name = self._saveable(storage), self.checkpoint_file
         for number in itertools.count(1):  # each storage of an ensemble has its own file
             if name not in out.files:
@@ -111,7 +112,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             self._write(opened, kept)
         return {"file": name}
 
-    def _load(self, storage: Storage, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
+    def _load(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
         return self._read(storage, source.file(Fields(saved, f"{source.path}, storage").text("file")), options)
 
     def _write(self, opened: Any, storage: TensorStorage) -> None:
@@ -138,7 +139,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         for path, value in numbers.items():
             opened.create_dataset("/".join(path), data=np.asarray(value))
 
-    def _read(self, storage: Storage, path: File, options: LoadOptions) -> Callable[[], None]:
+    def _read(self, storage: Content, path: File, options: LoadOptions) -> Callable[[], None]:
         """Check and read a file; the returned function stores its rows."""
         with _reading(path) as opened:
             with _faults_of(path):

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Source, Writing
-from interop.checkpoint.checkpointers import TensorStorageCheckpointer
+from interop.checkpoint.checkpointers import Content
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import SavedRing, as_array, as_tensor, loading, restoring_data, saved_ring
-from interop.storages import Storage, TensorStorage
+from interop.engine.saved_rows import SavedRing, as_array, as_tensor, loading, restoring_data, saved_ring
+from interop.storages import TensorStorage
+from interop.storages.checkpointers import TensorStorageCheckpointer
 from interop.ted import Flat2TED, H5Combine, Nested2TED, TED2Flat, TED2Nested
 from interop.ted.flattening import Flattened, Names, Path, Rebuilt, Ring, is_below
 
@@ -64,7 +65,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         done = self._flattening.done_key
         return done[1:] if is_below(done) else done
 
-    def _save(self, storage: Storage, out: Writing) -> dict[str, Any]:
+    def _save(self, storage: Content, out: Writing) -> dict[str, Any]:
         kept = self._saveable(storage)
         if len(self._save_hooks) > 1:
             return super()._save(kept, out)
@@ -72,7 +73,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         arrays = [] if flat is None else [[list(path), as_array(flat.array(path))] for path in flat.specs]
         return {**self._described(kept), "arrays": arrays}
 
-    def _saveable(self, storage: Storage) -> TensorStorage:
+    def _saveable(self, storage: Content) -> TensorStorage:
         """The storage. RuntimeError or ValueError for one that cannot be saved."""
         if not isinstance(storage, TensorStorage) or storage.table.place.in_order:
             raise ValueError(
@@ -100,11 +101,11 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         keys = {"done": names.done, "reward": names.reward, "episodes": (self._episodes(),)}
         return {
             "layout": saved_layout(storage.item_layout),
-            "ring": saved_ring(storage),
+            "ring": saved_ring(storage.table),
             "keys": {name: list(map(list, paths)) for name, paths in keys.items()},
         }
 
-    def _load(self, storage: Storage, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
+    def _load(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
         fields = Fields(saved, f"{source.path}, storage")
         if "hooked" in fields:
             return super()._load(_loadable(storage, fields.where), saved, source, options)
@@ -117,7 +118,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         return self._restoring(storage, fields, arrays, options)
 
     def _restoring(
-        self, storage: Storage, fields: Fields, arrays: Mapping[Path, Any], options: LoadOptions
+        self, storage: Content, fields: Fields, arrays: Mapping[Path, Any], options: LoadOptions
     ) -> Callable[[], None]:
         """Check and read flat arrays; the returned function stores the rows.
 
@@ -130,7 +131,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         where, target = fields.where, _loadable(storage, fields.where)
         layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
         if not ring.filled:
-            return loading(target, layout, ring, lambda arrays: None, options, where)
+            return loading(target.table, layout, ring, lambda arrays: None, options, where)
         keys = fields.fields("keys")
         done, reward, episodes = (_paths(keys, name) for name in ("done", "reward", "episodes"))
         specs: dict[Any, Any] = {
@@ -169,13 +170,13 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
                     work()
 
         if len(self._load_hooks) == 1:
-            return loading(target, layout, ring, fill, options, where)
+            return loading(target.table, layout, ring, fill, options, where)
         made = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in specs.values()]
         fill(list(map(as_array, made)))
         data = layout.build(made, rows.shape)
         for hook in self._load_hooks[1:]:
             data = hook(data, out=None)
-        return restoring_data(target, data, vars(ring), options)
+        return restoring_data(target.table, data, vars(ring), options)
 
 
 class NestedStorageCheckpointer(FlatStorageCheckpointer):
@@ -184,7 +185,7 @@ class NestedStorageCheckpointer(FlatStorageCheckpointer):
     _hooks = TED2Nested, Nested2TED
 
 
-def _loadable(storage: Storage, where: str) -> TensorStorage:
+def _loadable(storage: Content, where: str) -> TensorStorage:
     """The storage. CheckpointMismatch for one that flat rows cannot be loaded into."""
     if not isinstance(storage, TensorStorage) or storage.table.place.in_order:
         raise CheckpointMismatch(

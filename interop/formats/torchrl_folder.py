@@ -18,9 +18,9 @@ from fbuf.checkpoint.arrays import as_bytes, row_bytes
 from fbuf.checkpoint.manifest import parse_json
 from interop.checkpoint.layouts import dtype_stored
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import SavedRing, loading
 from interop.data.bridge import DTYPES
 from interop.data.layout import Layout, Leaf, LeafSpec
+from interop.engine.saved_rows import SavedRing, loading
 from interop.samplers import Sampler
 from interop.storages import Storage, TensorStorage
 from interop.writers import Writer
@@ -155,7 +155,7 @@ class TorchrlDump:
                 if array is not None:
                     files[leaf.path].read_into(array)
 
-        return loading(storage, layout, ring, fill, options, self.where)
+        return loading(storage.table, layout, ring, fill, options, self.where)
 
     # ------------------------------------------------------------------ files
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
-from interop.checkpoint.checkpointers import CompressedListStorageCheckpointer
 from interop.checkpoint.layouts import check_values, node_of, saved_node
 from interop.checkpoint.values import leaf_of, reading_errors, saved_leaf
 from interop.data.arguments import whole
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense
+from interop.storages.checkpointers import CompressedListStorageCheckpointer
 from interop.storages.lists import ListStorage
 
 _OBJECT = Value("object")  # any leaf that is no tensor

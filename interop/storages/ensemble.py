@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.checkpoint.checkpointers import StorageEnsembleCheckpointer
 from interop.data.members import named, of_kind, picked
+from interop.storages.checkpointers import StorageEnsembleCheckpointer
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose, as_chain
 

@@ -8,12 +8,12 @@ from tensordict.utils import NestedKey
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, LoadOptions, as_arrays, as_tensors
-from interop.checkpoint.tensor_states import SavedRing, saved_ring
 from interop.data.arguments import whole
 from interop.data.keys import as_path
 from interop.data.layout import Path
 from interop.engine.places.frame_rows import FrameRows
 from interop.engine.places.frames import MOST_FRAMES, FrameKeys, Frames
+from interop.engine.saved_rows import SavedRing, saved_ring
 from interop.storages.tensors import TensorStorage
 
 
@@ -107,7 +107,7 @@ class LazyFrameStorage(TensorStorage):
         rows = self._frames()
         capacity = {"rows": rows.scheme.capacity, "frames": rows.scheme.first_final}
         parts = {name: Columns(arrays, capacity.get(name)) for name, arrays in rows.used().items()}
-        described = {"layout": saved_layout(layout), "ring": saved_ring(self), "scheme": rows.scheme.described()}
+        described = {"layout": saved_layout(layout), "ring": saved_ring(self.table), "scheme": rows.scheme.described()}
         return {**described, **parts}
 
     def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
-from interop.checkpoint.checkpointers import ListStorageCheckpointer
 from interop.checkpoint.plain_values import opened, plain
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.checkpoint.values import load_items, save_items
@@ -21,6 +20,7 @@ from interop.data.pytrees import each_leaf
 from interop.engine import plans
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
+from interop.storages.checkpointers import ListStorageCheckpointer
 from interop.storages.storage import Storage
 
 

@@ -11,15 +11,13 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.checkpoint import tensor_states
-from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data.arguments import whole
 from interop.data.index import is_basic
 from interop.data.keys import as_path
 from interop.data.layout import Layout
 from interop.data.layout import Path as KeyPath
-from interop.engine import plans
+from interop.engine import plans, saved_rows
 from interop.engine.kept_values import KeptValues
 from interop.engine.places.heap import Given
 from interop.engine.places.place import Place
@@ -29,6 +27,7 @@ from interop.host.rows import TorchRows
 from interop.shared.processes import starting_a_worker
 from interop.specs.spec import TensorSpec
 from interop.storages import planning
+from interop.storages.checkpointers import TensorStorageCheckpointer
 from interop.storages.storage import Storage
 
 
@@ -95,7 +94,15 @@ class TensorStorage(Storage):
         super().__init__(max_size, compilable=compilable)  # type: ignore[arg-type]  # checked there
         self.ndim = ndim
         self.table = Table(
-            place, self._max_size, ndim, self.ring, self.guard, is_local=compilable, fill=fill, ragged=ragged
+            place,
+            self._max_size,
+            ndim,
+            self.ring,
+            self.guard,
+            type(self).__name__,
+            is_local=compilable,
+            fill=fill,
+            ragged=ragged,
         )
 
     @property
@@ -288,10 +295,10 @@ class TensorStorage(Storage):
     # ------------------------------------------------------------------ checkpoints
 
     def saved(self) -> dict[str, Any]:
-        return tensor_states.saved_rows(self)
+        return saved_rows.saved_rows(self.table)
 
     def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
-        return tensor_states.restoring_rows(self, saved, options)
+        return saved_rows.restoring_rows(self.table, saved, options)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the filled rows and of the counters of the ring: "_storage", "initialized", "_len" and more.
@@ -299,7 +306,7 @@ class TensorStorage(Storage):
         Plain values and tensors only: `torch.load(weights_only=True)` reads it.
         """
         with self.lock.held():
-            return tensor_states.state_of(self)
+            return saved_rows.state_of(self.table)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy in a result of `state_dict`. After an error nothing has changed."""
@@ -308,7 +315,7 @@ class TensorStorage(Storage):
             self.replace(put)
 
     def restoring_dict(self, given: Any) -> Callable[[], None]:
-        return tensor_states.restoring_state(self, given)
+        return saved_rows.restoring_state(self.table, given)
 
     # ------------------------------------------------------------------ copies and other processes
 
@@ -319,7 +326,7 @@ class TensorStorage(Storage):
         return self.table.shares_in_forks()
 
     def start_sharing(self) -> None:
-        self.table.start_sharing(self, type(self).__name__)
+        self.table.start_sharing(self)
         super().start_sharing()
 
     def _start_journal(self) -> None:

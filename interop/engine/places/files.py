@@ -82,7 +82,7 @@ class Files(Place):
         self._shares = shares
         self.root, self._capacity, self._ndim = root, capacity, ndim
         self._guard, self._ring = guard, ring
-        self._existsok, self._auto_cleanup = existsok, auto_cleanup
+        self.replaces, self._auto_cleanup = existsok, auto_cleanup
         self.folder: Folder | None = None  # while this process owns it, or was given it
         self._lead: tuple[int, ...] = (0,)  # of the rows that are in use
         self._ending: weakref.finalize[[bool], Files] | None = None
@@ -148,7 +148,7 @@ class Files(Place):
             state = os.path.getsize(folder.path / STATE)
         sizes[STATE] = state
         try:
-            folder.make(sizes, texts, self._described(layout, lead, sizes), self._existsok)
+            folder.make(sizes, texts, self._described(layout, lead, sizes), self.replaces)
         except BaseException:
             if self.folder is None:
                 folder.end()

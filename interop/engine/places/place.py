@@ -30,6 +30,7 @@ class Place:
 
     mapped = False  # whether rows are memory maps: tensordicts that are views of them are locked
     in_order = False  # whether rows can only be written one after the other, around the ring
+    replaces = False  # whether its memory replaces files that are there
     meets_others = False  # whether another process may allocate the memory, or give it up
     has_names = False  # whether its memory is in files that other processes open by name
     epoch = 0  # how often processes gave up memory that they shared; see `Shared`

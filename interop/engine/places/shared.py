@@ -39,7 +39,7 @@ class Shared(Place):
         self._first = first
         self._cleanup = cleanup
         self._asked = asked
-        self.mapped, self.has_names = inner.mapped, inner.has_names
+        self.mapped, self.has_names, self.replaces = inner.mapped, inner.has_names, inner.replaces
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # read anew each time

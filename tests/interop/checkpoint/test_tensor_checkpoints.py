@@ -19,7 +19,8 @@ from interop import (
     StorageEnsemble,
     TensorStorage,
 )
-from interop.checkpoint.checkpointers import StorageCheckpointerBase, TensorStorageCheckpointer
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
+from interop.storages.checkpointers import TensorStorageCheckpointer
 
 KINDS = (LazyTensorStorage, LazyMemmapStorage)
 

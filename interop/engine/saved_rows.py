@@ -1,9 +1,9 @@
-"""The rows of tensor storages as a saved tree, and back."""
+"""The rows of a table as a saved tree, and back."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +15,9 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data import bridge
 from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
+from interop.engine.table import Table
+from interop.host.rows import Rows
 from interop.host.threads import uninterrupted
-
-if TYPE_CHECKING:
-    from interop.host.rows import Rows
-    from interop.storages import TensorStorage
 
 Fill = Callable[[Sequence[np.ndarray | None]], None]  # fills an array [filled, *lanes, ...] a leaf, but for None
 
@@ -45,30 +43,30 @@ class SavedRing:
         return cls(ndim, lanes, capacity, filled, fields.whole("written"), end)
 
 
-def saved_ring(storage: "TensorStorage") -> dict[str, Any]:
-    """The ring of a storage, to be read by `SavedRing.parsed`."""
+def saved_ring(table: Table) -> dict[str, Any]:
+    """The ring of a table, to be read by `SavedRing.parsed`."""
     return {
-        "ndim": storage.ndim,
-        "lanes": list(storage.table.lanes),
-        "capacity": storage.table.row_count,
-        "filled": storage.filled_rows,
-        "written": storage.ring.written,
-        "end": storage.ring.cursor,
+        "ndim": table.ndim,
+        "lanes": list(table.lanes),
+        "capacity": table.row_count,
+        "filled": table.ring.size,
+        "written": table.ring.written,
+        "end": table.ring.cursor,
     }
 
 
-def saved_rows(storage: "TensorStorage") -> dict[str, Any]:
-    """The rows of a storage, views of its memory where that is on the host.
+def saved_rows(table: Table) -> dict[str, Any]:
+    """The rows of a table, views of its memory where that is on the host.
 
     Varied entries are spans in "values", their bytes without gaps.
     """
-    rows, layout = storage.table.rows, storage.table.layout
+    rows, layout = table.rows, table.layout
     if rows is None or layout is None:
         return {"layout": None}
-    columns = [as_array(leaf) for leaf in rows.at(storage.filled_rows, slice(None))]
+    columns = [as_array(leaf) for leaf in rows.at(table.ring.size, slice(None))]
     values = {"values": _packed(layout, columns)} if layout.varied else {}
-    stored = Columns(columns, storage.table.row_count)
-    return {"layout": saved_layout(layout), "ring": saved_ring(storage), "columns": stored, **values}
+    stored = Columns(columns, table.row_count)
+    return {"layout": saved_layout(layout), "ring": saved_ring(table), "columns": stored, **values}
 
 
 def _packed(layout: Layout, columns: list[np.ndarray]) -> np.ndarray:
@@ -84,12 +82,12 @@ def _packed(layout: Layout, columns: list[np.ndarray]) -> np.ndarray:
     return data
 
 
-def restoring_rows(storage: "TensorStorage", saved: Any, options: LoadOptions) -> Apply:
+def restoring_rows(table: Table, saved: Any, options: LoadOptions) -> Apply:
     """Check and read a tree of `saved_rows`; the returned function stores the rows."""
-    where = f"the checkpoint of a {type(storage).__name__}"
+    where = f"the checkpoint of a {table.kind}"
     fields = Fields(saved, where)
     if fields.any("layout") is None:
-        return storage.clear
+        return table.emptied
     if "scheme" in fields:
         raise CheckpointMismatch(f"{where}: it is the state of a LazyFrameStorage")
     layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
@@ -101,15 +99,15 @@ def restoring_rows(storage: "TensorStorage", saved: Any, options: LoadOptions) -
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
     values = fields.array("values", np.uint8, (None,)) if layout.varied else None
-    if storage.table.fixed_layout is None and getattr(storage, "existsok", False):
+    if table.fixed_layout is None and getattr(table, "existsok", False):
         columns.check()  # before new files take the place of those that are there
-    return loading(storage, layout, ring, columns.read_into, options, where, values)
+    return loading(table, layout, ring, columns.read_into, options, where, values)
 
 
-def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: LoadOptions = EXACT) -> Apply:
+def restoring_data(table: Table, data: Any, ring: Any, options: LoadOptions = EXACT) -> Apply:
     """Check rows given as data of the user's type, [filled, *lanes]; the returned function stores them."""
-    where = f"the checkpoint of a {type(storage).__name__}"
-    refuse_frames(storage)
+    where = f"the checkpoint of a {table.kind}"
+    refuse_frames(table)
     found = SavedRing.parsed(Fields(ring, where))
     try:
         layout = Layout.of(data, found.ndim)
@@ -121,14 +119,14 @@ def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: Load
         raise CheckpointMismatch(f"{where}: data of shape {shape} for {found.filled} rows of {list(found.lanes)}")
     columns = [as_array(leaf) for leaf in leaves]
     values = _packed(layout, columns) if layout.varied else None
-    return loading(storage, layout, found, Columns(columns).read_into, options, where, values)
+    return loading(table, layout, found, Columns(columns).read_into, options, where, values)
 
 
-def refuse_frames(storage: "TensorStorage") -> None:
+def refuse_frames(table: Table) -> None:
     """CheckpointMismatch for a storage of frames, whose rows can be written in the order of time only."""
-    if storage.table.place.in_order:
+    if table.place.in_order:
         raise CheckpointMismatch(
-            f"a {type(storage).__name__} keeps frames in the order of time, and hooks and other checkpointers would give it "
+            f"a {table.kind} keeps frames in the order of time, and hooks and other checkpointers would give it "
             "rows in another: use a TensorStorageCheckpointer without hooks"
         )
 
@@ -137,7 +135,7 @@ def refuse_frames(storage: "TensorStorage") -> None:
 
 
 def loading(
-    storage: "TensorStorage",
+    table: Table,
     layout: Layout,
     ring: SavedRing,
     fill: Fill,
@@ -145,13 +143,13 @@ def loading(
     where: str,
     values: np.ndarray | None = None,
 ) -> "LoadedRows":
-    """Check saved rows against a storage, and read them; the returned object stores them.
+    """Check saved rows against a table, and read them; the returned object stores them.
 
-    A storage without memory gets it, and the rows are read into it. Otherwise they are in memory a second time until they
+    A table without memory gets it, and the rows are read into it. Otherwise they are in memory a second time until they
     are stored.
 
     Args:
-        storage: where they go.
+        table: where they go.
         layout: that of the saved items.
         ring: that of the saved rows.
         fill: reads the leaves.
@@ -159,46 +157,44 @@ def loading(
         where: what is loaded, for messages.
         values: of varied entries, whose leaves are spans in them.
     """
-    fresh = storage.table.fixed_layout is None and not storage.table.takes(layout, ring.lanes)
-    held = None if fresh else storage.table.layout
-    differences = _differences(storage, held, layout, ring, options)
+    fresh = table.fixed_layout is None and not table.takes(layout, ring.lanes)
+    held = None if fresh else table.layout
+    differences = _differences(table, held, layout, ring, options)
     if differences:
         raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
     target, rows = layout if held is None else held, None
-    place, lead = storage.table.place, (ring.capacity, *ring.lanes)
+    place, lead = table.place, (ring.capacity, *ring.lanes)
     device = place.device
     try:
         if fresh:
             if device == "auto":
                 place.device = torch.device("cpu")
             with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
-                storage.table.give_up()
-                rows = storage.table.place.allocate(target, lead)
-        target = target.keeping(storage.table.values_for(target))
-        leaves = _read(storage, rows, layout, target, ring, fill, values, where)
+                table.give_up()
+                rows = table.place.allocate(target, lead)
+        target = target.keeping(table.values_for(target))
+        leaves = _read(table, rows, layout, target, ring, fill, values, where)
     except BaseException:
         place.device = device
         if rows is not None:
-            storage.table.place.discard(lead)
+            table.place.discard(lead)
         raise
-    return LoadedRows(storage, target, rows, leaves, ring)
+    return LoadedRows(table, target, rows, leaves, ring)
 
 
-def _differences(
-    storage: "TensorStorage", held: Layout | None, saved: Layout, ring: SavedRing, options: LoadOptions
-) -> list[str]:
+def _differences(table: Table, held: Layout | None, saved: Layout, ring: SavedRing, options: LoadOptions) -> list[str]:
     """The differences between saved rows and a storage with items of the layout `held`, or without items."""
-    if storage.ndim != ring.ndim:
-        return [f"it has ndim={ring.ndim}, the storage ndim={storage.ndim}"]
-    found, rows = [], storage.table.rows_for(ring.lanes)
+    if table.ndim != ring.ndim:
+        return [f"it has ndim={ring.ndim}, the storage ndim={table.ndim}"]
+    found, rows = [], table.rows_for(ring.lanes)
     if rows != ring.capacity:
         found.append(
             f"it has a capacity of {ring.capacity} rows, the storage of {rows}: build it with the same max_size"
         )
     if held is None:
         return found
-    if storage.table.lanes != ring.lanes:
-        found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(storage.table.lanes)}")
+    if table.lanes != ring.lanes:
+        found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(table.lanes)}")
     ours, theirs = ({leaf.path: leaf for leaf in layout.leaves} for layout in (held, saved))
     if options.strict:
         found += [f"{spec.name} is only in the checkpoint" for path, spec in theirs.items() if path not in ours]
@@ -217,8 +213,8 @@ def _differences(
 
 
 def _read(
-    storage: "TensorStorage",
-    rows: "Rows | None",
+    table: Table,
+    rows: Rows | None,
     saved: Layout,
     target: Layout,
     ring: SavedRing,
@@ -237,13 +233,13 @@ def _read(
             arrays[spec.path] = as_array(rows.tensors[place])[: ring.filled]
         else:
             arrays[spec.path] = np.empty((ring.filled, *ring.lanes, *spec.shape), _array_dtype(spec.dtype))
-    (storage.table.own_rows() if rows is None else rows).reserve(ring.filled)
+    (table.own_rows() if rows is None else rows).reserve(ring.filled)
     fill(list(arrays.values()))
     if values is not None and target.values is not None:
         spans = [each for each in saved.spans(list(arrays.values())).values() if each is not None]
         _check_spans(spans, values.size, where)
         if rows is None and target.values.due:
-            target.values.reclaim([each.reshape(-1, 2) for each in storage.table.spans().values()])
+            target.values.reclaim([each.reshape(-1, 2) for each in table.spans().values()])
         address = target.values.append_whole(values)
         for each in spans:
             each[..., 0] += address
@@ -272,51 +268,51 @@ def _check_spans(spans: Sequence[np.ndarray], size: int, where: str) -> None:
 class LoadedRows:
     """Loaded rows: a call stores them, `abandon` drops them."""
 
-    storage: "TensorStorage"
+    table: Table
     layout: Layout
-    rows: "Rows | None"  # new memory
+    rows: Rows | None  # new memory
     leaves: list[Tensor]  # which are not in it yet
     ring: SavedRing
 
     def __call__(self) -> None:
-        storage, ring = self.storage, self.ring
-        if storage.guard.journal.active:
+        table, ring = self.table, self.ring
+        if table.guard.journal.active:
             self._keep()
         else:
-            storage.clear()
+            table.emptied()
         if self.rows is not None:
-            storage.table.adopt(self.layout, self.rows)
+            table.adopt(self.layout, self.rows)
         if self.leaves and ring.filled:
-            storage.table.own_rows().write_run(0, self.leaves)
-        storage.ring.size = ring.filled
-        storage.ring.restored(ring.written, ring.end % ring.capacity)
+            table.own_rows().write_run(0, self.leaves)
+        table.ring.size = ring.filled
+        table.ring.restored(ring.written, ring.end % ring.capacity)
 
     def _keep(self) -> None:
         """Log the stored rows: a kill rolls back to them. If the log is too small, a kill leaves the storage empty."""
-        storage, journal, stored = self.storage, self.storage.guard.journal, self.storage.filled_rows
+        table, journal, stored = self.table, self.table.guard.journal, self.table.ring.size
         if journal.fits(stored):
             journal.reserve(stored)
             journal.save(range(stored))
-            storage.clear()
+            table.emptied()
         else:
-            storage.clear()
-            storage.ring.cursor = storage.ring.count = 0
+            table.emptied()
+            table.ring.cursor = table.ring.count = 0
             journal.cut()
 
     def abandon(self) -> None:
         """Release the reserved memory."""
         if self.rows is not None:
-            self.storage.table.place.discard((self.ring.capacity, *self.ring.lanes))
+            self.table.place.discard((self.ring.capacity, *self.ring.lanes))
 
 
 # ---------------------------------------------------------------------- state dicts
 
 
-def state_of(storage: "TensorStorage") -> dict[str, Any]:
+def state_of(table: Table) -> dict[str, Any]:
     """A `state_dict`: copies of the filled rows on the CPU. A nested entry ("a", "b") has the key "a.b"."""
-    if storage.table.rows is None or storage.table.layout is None:
+    if table.rows is None or table.layout is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
-    layout, saved = storage.table.layout, saved_rows(storage)
+    layout, saved = table.layout, saved_rows(table)
     arrays = [array.copy() for array in saved["columns"].arrays]
     content: Any = [as_tensor(array, leaf.dtype) for array, leaf in zip(arrays, layout.leaves, strict=True)]
     if isinstance(layout.root, Leaf):
@@ -325,28 +321,28 @@ def state_of(storage: "TensorStorage") -> dict[str, Any]:
         content = dict(zip(_names(layout) or [], content, strict=True))
     values = {"_values": torch.from_numpy(saved["values"].copy())} if layout.varied else {}
     described = {"_layout": saved["layout"], "_ring": saved["ring"], **values}
-    return {"_storage": content, "initialized": True, "_len": len(storage), **described}
+    return {"_storage": content, "initialized": True, "_len": table.ring.size * table.per_row, **described}
 
 
-def restoring_state(storage: "TensorStorage", state: Any) -> Apply:
+def restoring_state(table: Table, state: Any) -> Apply:
     """Check a `state_dict`, or that of torchrl; the returned function stores a copy of its rows."""
-    where = f"the state_dict of a {type(storage).__name__}"
+    where = f"the state_dict of a {table.kind}"
     fields = Fields(state, where)
     if "initialized" not in fields or "_storage" not in fields:
         raise CheckpointMismatch(f"{where}: it is the state of something else, it has no '_storage' or 'initialized'")
     if not fields.flag("initialized"):
-        return storage.clear
+        return table.emptied
     content = fields.any("_storage")
     if isinstance(content, dict) and isinstance(content.get("scheme"), dict):
         raise CheckpointMismatch(f"{where}: it is the state of a LazyFrameStorage")
     if "_layout" not in state:  # all rows, filled or not
-        data = _opened(content, storage.ndim, where)
-        rows, *lanes = data.shape[: storage.ndim]
-        per_row, capacity = math.prod(lanes), storage.table.rows_for(tuple(lanes))
+        data = _opened(content, table.ndim, where)
+        rows, *lanes = data.shape[: table.ndim]
+        per_row, capacity = math.prod(lanes), table.rows_for(tuple(lanes))
         filled = fields.whole("_len", 0, rows * per_row) // max(per_row, 1)
-        ring = {"ndim": storage.ndim, "lanes": lanes, "capacity": capacity, "filled": filled}
-        return restoring_data(storage, data[:filled], {**ring, "written": filled, "end": filled % capacity})
-    refuse_frames(storage)
+        ring = {"ndim": table.ndim, "lanes": lanes, "capacity": capacity, "filled": filled}
+        return restoring_data(table, data[:filled], {**ring, "written": filled, "end": filled % capacity})
+    refuse_frames(table)
     layout = layout_of(state["_layout"], where)
     leaves = content if isinstance(content, list) else [content]
     if isinstance(content, dict):
@@ -360,7 +356,7 @@ def restoring_state(storage: "TensorStorage", state: Any) -> Apply:
         saved["columns"] = Columns([as_array(leaf) for leaf in leaves])
     except ValueError as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
-    return restoring_rows(storage, saved, EXACT)
+    return restoring_rows(table, saved, EXACT)
 
 
 def _names(layout: Layout) -> list[str] | None:

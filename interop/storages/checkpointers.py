@@ -1,0 +1,153 @@
+"""Checkpointers: how the content of each kind of storage is written to a checkpoint and read."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
+from interop.checkpoint.checkpointers import Content, StorageCheckpointerBase
+from interop.checkpoint.state import Apply, LoadOptions, Together, together
+from interop.checkpoint.values import NO_PICKLE, encode
+from interop.engine.saved_rows import refuse_frames, restoring_data, saved_ring
+from interop.engine.table import Table
+
+
+class HasTable(Content, Protocol):
+    """A storage of tensors."""
+
+    table: Table
+
+    @property
+    def initialized(self) -> bool: ...
+
+    def __getitem__(self, index: slice, /) -> object: ...
+
+    def saved(self) -> dict[str, Any]: ...
+
+    def restoring(self, saved: Any, options: LoadOptions) -> Apply: ...
+
+
+class HasItems(Content, Protocol):
+    """A storage of a list of items."""
+
+    device: torch.device | None
+
+    def __iter__(self) -> Iterator[object]: ...
+
+    def saved_items(self, allow_pickle: bool) -> dict[str, Any]: ...
+
+    def restoring_items(self, saved: Any, options: LoadOptions, given: Any = None) -> Apply: ...
+
+
+class HasMembers(Content, Protocol):
+    """An ensemble of storages."""
+
+    members: Sequence[Any]
+    transforms: Sequence[Any] | None
+
+
+class TensorStorageCheckpointer(StorageCheckpointerBase):
+    """The rows that are stored, as they are in memory. Parts that did not change since the last checkpoint are linked.
+
+    With hooks it saves what the save hooks make of the stored tensordict, and stores what the load hooks make of that.
+    """
+
+    SAVES = "the rows of a storage of tensors"
+
+    def _save(self, storage: HasTable, out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        TensorStorageCheckpointer.refuse_other(storage)
+        if not storage.initialized:
+            raise RuntimeError("Cannot save a non-initialized storage.")
+        if not self._save_hooks:
+            return {"rows": storage.saved()}
+        refuse_frames(storage.table)
+        data = self._through_save_hooks(storage, storage[:])
+        return {
+            "hooked": encode(data, "the data of the save hooks", remedy=NO_PICKLE),
+            "ring": saved_ring(storage.table),
+        }
+
+    def _load(self, storage: HasTable, saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+        TensorStorageCheckpointer.refuse_other(storage)
+        fields = Fields(saved, f"{source.path}, storage")
+        if not self._load_hooks and "hooked" not in fields:
+            return storage.restoring(fields.any("rows"), options)
+        return restoring_data(storage.table, self._through_load_hooks(fields, options), fields.any("ring"), options)
+
+
+class ListStorageCheckpointer(StorageCheckpointerBase):
+    """Items of the kinds that can be saved without running code: tensors, tensordicts, plain values and what holds them.
+
+    Items that are alike are written as one array a tensor. An object that is there twice is loaded as two; tensors come back
+    on the device of the storage, or where they were. Save hooks get the list of all items; load hooks
+    get what they made of it, and give a list.
+
+    Args:
+        allow_pickle: pickle objects of other kinds, and read pickles. Reading a pickle runs the code that it names: for
+            files of your own. A load needs it too, here or in `loads(..., allow_pickle=True)`.
+    """
+
+    SAVES = "the items of a list storage"
+    REMEDY = (
+        "save tensors and plain values instead, or have it pickled: storage.checkpointer = "
+        "ListStorageCheckpointer(allow_pickle=True), where it is saved and where it is loaded"
+    )
+
+    def __init__(self, allow_pickle: bool = False) -> None:
+        super().__init__()
+        self.allow_pickle = bool(allow_pickle)
+
+    def _save(self, storage: HasItems, out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        ListStorageCheckpointer.refuse_other(storage)
+        saved = storage.saved_items(self.allow_pickle)
+        if not self._save_hooks:
+            return saved
+        items = self._through_save_hooks(storage, list(storage))
+        return {
+            **saved,
+            "items": None,
+            "hooked": encode(items, "the data of the save hooks", self.allow_pickle, self.REMEDY),
+        }
+
+    def _load(self, storage: HasItems, saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+        ListStorageCheckpointer.refuse_other(storage)
+        options = dataclasses.replace(options, allow_pickle=options.allow_pickle or self.allow_pickle)
+        fields = Fields(saved, f"{source.path}, storage")
+        if not self._load_hooks and "hooked" not in fields:
+            return storage.restoring_items(saved, options)
+        return storage.restoring_items(saved, options, self._through_load_hooks(fields, options, storage.device))
+
+
+class CompressedListStorageCheckpointer(ListStorageCheckpointer):
+    """The same for a `CompressedListStorage`: compressed tensors are written as they are."""
+
+
+class StorageEnsembleCheckpointer(StorageCheckpointerBase):
+    """Each member of a `StorageEnsemble` by its own checkpointer, and the state of the transforms of the members."""
+
+    SAVES = "the members of a StorageEnsemble"
+
+    def _save(self, storage: HasMembers, out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        StorageEnsembleCheckpointer.refuse_other(storage)
+        members = [member.checkpointer.saved(member, out) for member in storage.members]
+        chains = [None if each is None else each.saved() for each in storage.transforms or ()]
+        return {"members": members, "transforms": chains}
+
+    def _load(self, storage: HasMembers, saved: Any, source: Source, options: LoadOptions) -> Together:  # type: ignore[override]
+        StorageEnsembleCheckpointer.refuse_other(storage)
+        where = f"{source.path}, storage"
+        fields = Fields(saved, where)
+        members, chains = fields.items("members"), fields.items("transforms")
+        if len(members) != len(storage.members) or len(chains) != len(storage.transforms or ()):
+            raise CheckpointMismatch(f"{where}: {len(members)} storages were saved, {len(storage.members)} are here")
+        pairs = zip(storage.members, members, strict=True)
+        checks: list[Callable[[], Apply]] = [
+            partial(member.checkpointer.restoring, member, each, source, options) for member, each in pairs
+        ]
+        for chain, each in zip(storage.transforms or (), chains, strict=True):
+            if chain is not None:
+                checks.append(partial(chain.restoring, each, options))
+        return together(checks)
