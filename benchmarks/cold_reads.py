@@ -154,7 +154,7 @@ def in_turns(name: str, calls: dict[str, Callable[[], Any]], rounds: int, before
 
 def warm(ours: Any, calls: dict[str, Callable[[], Any]], quick: bool) -> measure.Timing:
     """What is in memory, with and without a look at whether the disk was needed."""
-    rows = ours.storage.rows
+    rows = ours.storage.table.rows
     watched = rows._paging
 
     def unwatched() -> None:

@@ -194,7 +194,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     def _entries(self) -> "_Entries":
         """The entries that hindsight uses; cached for a layout. KeyError for missing ones."""
-        layout = getattr(self._storage, "layout", None)
+        layout = self._storage.item_layout
         if self._found is None or layout is None or self._found[0] is not layout:
             self._found = layout, self._find_entries()
         return self._found[1]

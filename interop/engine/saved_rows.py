@@ -99,7 +99,7 @@ def restoring_rows(table: Table, saved: Any, options: LoadOptions) -> Apply:
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
     values = fields.array("values", np.uint8, (None,)) if layout.varied else None
-    if table.fixed_layout is None and getattr(table, "existsok", False):
+    if table.fixed_layout is None and table.place.replaces:
         columns.check()  # before new files take the place of those that are there
     return loading(table, layout, ring, columns.read_into, options, where, values)
 

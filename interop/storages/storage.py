@@ -347,6 +347,11 @@ class Storage(Aliases, Seeded):
         """The layout of the items in memory; None for a storage whose items may differ, and before the first write."""
         return None
 
+    @property
+    def fixed_layout(self) -> Layout | None:
+        """The layout that new items must have; None if the next write fixes it, or items may differ."""
+        return None
+
     def column(self, key: NestedKey) -> torch.Tensor | None:
         """The memory of an entry, [rows, *lanes, ...]; None if entries can only be read by `get`.
 

@@ -139,6 +139,10 @@ class TensorStorage(Storage):
     def item_layout(self) -> Layout | None:
         return self.table.layout
 
+    @property
+    def fixed_layout(self) -> Layout | None:
+        return self.table.fixed_layout
+
     def row_capacity(self, data: Any) -> int:
         return self.table.row_capacity(data)
 

@@ -278,7 +278,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return [self.stamped(item, int(row)) for item, row in zip(data, rows, strict=True)]
         if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             return data
-        layout = getattr(self._storage, "fixed_layout", None)
+        layout = self._storage.fixed_layout
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
         if -1 in data.batch_size:  # a lazy stack of items of unlike lengths

@@ -166,7 +166,7 @@ def found(folder, lanes):
     assert not ids.numel() or stored["text"] == each_text(stored["id"].tolist()), f"torn rows: text of {ids.tolist()}"
     kept = storage.kept_priorities()
     values = kept.read(length)
-    assert not storage.journal.active and not kept.active
+    assert not storage.guard.journal.active and not kept.active
     return tuple(ids.tolist()), tuple(values.given.tolist()), writer.cursor, writer.write_count, values.highest
 
 

@@ -17,8 +17,8 @@ from interop import (
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
 )
+from interop.engine.places import heap
 from interop.samplers import prioritized
-from interop.storages import lazy, tensors
 
 CAPACITY, BATCH = 1024, 256
 
@@ -65,8 +65,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
 
     for name in ("__array__", "__bool__", "__float__", "__int__", "__index__", "item", "tolist"):
         monkeypatch.setattr(kind, name, counted(name))
-    for module in (lazy, tensors):
-        monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
+    monkeypatch.setattr(heap, "rows_in_jax", lambda device: True)
     monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
     monkeypatch.setattr("interop.data.bridge.hand_over", handed_over)
     return found

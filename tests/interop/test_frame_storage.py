@@ -152,7 +152,7 @@ def test_frames_that_no_item_has_are_written_over():
     for _ in range(30):
         both.extend(stream.steps(random_kinds(rng, 10, 0.2)))
     both.check()
-    frames, rows = both.frames._storage.rows.used()["frames"][0], both.whole[:]
+    frames, rows = both.frames._storage.table.rows.used()["frames"][0], both.whole[:]
     kept = {int(each) for key in ("pixels", ("next", "pixels")) for each in rows[key][:, :, 0, 0].reshape(-1)}
     assert len(frames) <= len(kept) + 20  # a write may have had more
 

@@ -195,7 +195,7 @@ def test_anonymous_maps_take_two_descriptors_however_many_leaves():
 def test_given_memory_maps_stay_the_files_that_they_are(tmp_path):
     given = TensorDict({"a": torch.zeros(4)}, [4]).memmap_(tmp_path)
     storage = TensorStorage(given)
-    assert storage.is_shared() and isinstance(storage.rows.tensors[0], MemoryMappedTensor)
+    assert storage.is_shared() and isinstance(storage.table.rows.tensors[0], MemoryMappedTensor)
     storage[1] = TensorDict({"a": torch.tensor(7.0)}, [])
     assert TensorDict.load_memmap(tmp_path)["a"].tolist() == [0, 7, 0, 0]
 

@@ -23,7 +23,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from interop.storages import lazy, tensors
+from interop.engine.places import heap
 from tests.interop.rows import check_same, refused
 
 CAPACITY = 12
@@ -59,8 +59,7 @@ COUNTS = {"part": 5, "full": CAPACITY, "wrapped": CAPACITY + 5}
 )
 def make(request, tmp_path, monkeypatch):
     if request.param == "memory of JAX":  # as on an accelerator
-        for module in (lazy, tensors):
-            monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
+        monkeypatch.setattr(heap, "rows_in_jax", lambda device: True)
     return KINDS[request.param] or functools.partial(LazyMemmapStorage, scratch_dir=tmp_path / "rows")
 
 
@@ -252,7 +251,7 @@ def test_whoever_is_killed_leaves_the_old_keys_or_the_new_ones(tmp_path, extends
     found, states = [], []
 
     def trace(frame, event, _):
-        if Path(frame.f_code.co_filename).name not in ("folder.py", "files.py", "tensors.py"):
+        if Path(frame.f_code.co_filename).name not in ("folder.py", "files.py", "table.py"):
             return None
         now = [(path, os.stat(path)) for path in sorted((tmp_path / "rows").rglob("*"))]
         if event == "line" and (not found or now != states[-1]):

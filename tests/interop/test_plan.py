@@ -71,7 +71,7 @@ def test_rows_in_memory(make, data) -> None:
     plan = buffer.plan(given)
     assert not buffer.storage.initialized and len(buffer) == 0 and buffer.write_count == 0
     buffer.extend(given)
-    rows = buffer.storage.rows.tensors
+    rows = buffer.storage.table.rows.tensors
     assert plan.total == nbytes(rows) == plan.by_part["items"] and not plan.unknown
     assert [(share.shape, share.dtype) for share in plan.shares] == [
         (tuple(row.shape), str(row.dtype).removeprefix("torch.")) for row in rows
@@ -103,7 +103,7 @@ def test_files_that_processes_agree_on(tmp_path) -> None:
         plan = buffer.plan(steps())
         buffer.extend(steps())
         (place,) = plan.needed
-        assert nbytes(storage.rows.tensors) == in_folder(Path(place), ".memmap")
+        assert nbytes(storage.table.rows.tensors) == in_folder(Path(place), ".memmap")
         assert plan.total == in_folder(Path(place), ".memmap", ".state")
 
 
@@ -116,7 +116,7 @@ def test_frames(stack, finals) -> None:
     )
     plan = buffer.plan(steps(4, (2,)))
     buffer.extend(steps(4, (2,)))
-    memory = buffer.storage.rows.tensors
+    memory = buffer.storage.table.rows.tensors
     frame = 256 // stack
     assert plan.total == nbytes(memory) - frame * (CAPACITY if finals is None else finals)
     assert nbytes(memory) == sum(share.bytes or 0 for share in plan.shares)
@@ -169,7 +169,7 @@ def test_other_samplers_and_writers() -> None:
     )
     plan = ranking.plan(steps())
     ranking.extend(steps())
-    assert plan.by_part["items"] == nbytes(ranking.storage.rows.tensors)
+    assert plan.by_part["items"] == nbytes(ranking.storage.table.rows.tensors)
 
 
 # ------------------------------------------------------------------ what cannot be told
@@ -205,7 +205,7 @@ def test_what_transforms_make_is_planned_and_what_they_keep_stays() -> None:
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), transform=MultiStepTransform(3, 0.9))
     for turn in range(3):
         plan = buffer.plan(steps(8))
-        assert turn == 0 or plan.total == nbytes(buffer.storage.rows.tensors)
+        assert turn == 0 or plan.total == nbytes(buffer.storage.table.rows.tensors)
         rows = buffer.extend(steps(8)), other.extend(steps(8))
         assert torch.equal(*rows) and len(buffer) == len(other)
     assert plan.by_part == other.plan().by_part

@@ -10,9 +10,9 @@ import torch
 
 from interop import LazyTensorStorage, ReplayBuffer, TensorStorage
 from interop.data.index import resolved
+from interop.engine.places import heap
 from interop.host.device_rows import JaxRows
 from interop.host.rows import TorchRows
-from interop.storages import lazy, tensors
 
 CPU = torch.device("cpu")
 ROWS, LANES = 6, (3,)
@@ -157,13 +157,12 @@ def for_a_worker(held):
 
 
 def test_rows_of_jax_are_not_shared_with_workers(monkeypatch):
-    for module in (lazy, tensors):
-        monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
+    monkeypatch.setattr(heap, "rows_in_jax", lambda device: True)
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
     buffer.extend(torch.arange(3))
-    assert isinstance(buffer.storage.rows, JaxRows) and not buffer.storage.is_shared()
+    assert isinstance(buffer.storage.table.rows, JaxRows) and not buffer.storage.is_shared()
     with pytest.raises(RuntimeError, match="Cannot share"):
         for_a_worker(buffer)
     twin = pickle.loads(pickle.dumps(buffer))
     twin.extend(torch.arange(2))
-    assert isinstance(twin.storage.rows, JaxRows) and (len(buffer), len(twin)) == (3, 5)
+    assert isinstance(twin.storage.table.rows, JaxRows) and (len(buffer), len(twin)) == (3, 5)

@@ -264,7 +264,7 @@ def test_space_of_texts_that_were_written_over_is_used_again(kind, write, tmp_pa
         else:
             buffer[rng.randrange(CAPACITY // 2)] = rows(step, [text])[0]  # the other rows are never written again
     check(buffer, model)
-    assert storage.layout.values.bytes < 4 * sum(len(model[n]) for n in buffer[:]["id"].tolist()) + (8 << 10)
+    assert storage.table.layout.values.bytes < 4 * sum(len(model[n]) for n in buffer[:]["id"].tolist()) + (8 << 10)
 
 
 @pytest.mark.parametrize("kind", ["tensors", "files"])
@@ -276,7 +276,7 @@ def test_loads_over_and_over_take_no_more_space(kind, tmp_path):
     for _ in range(5):
         buffer.loads(tmp_path / "dump")
         buffer.load_state_dict(buffer.state_dict())
-    assert buffer.storage.layout.values.bytes < 12_000
+    assert buffer.storage.table.layout.values.bytes < 12_000
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="tells what is mapped")
@@ -313,7 +313,7 @@ def test_a_folder_is_renamed_removed_or_damaged_while_it_is_open(tmp_path):
 def test_ten_thousand_texts_take_little_more_than_their_bytes():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10_000))
     buffer.extend([f"{n:08d}" + "x" * 192 for n in range(10_000)])
-    values = buffer.storage.layout.values
+    values = buffer.storage.table.layout.values
     assert values.bytes + 16 * 10_000 <= 1.1 * 200 * 10_000
 
 

@@ -134,8 +134,9 @@ def interrupts() -> Iterator[None]:
 
 STEPS = {
     "buffers/checkpoints": 7,
-    "checkpoint/tensor_states": 5,
-    "storages/": 19,
+    "engine/saved_rows": 5,
+    "engine/table": 9,
+    "storages/": 9,
     "samplers/": 13,
     "host/priorities": 5,
 }  # files, lines apart

@@ -67,11 +67,11 @@ def test_memory_is_kept_where_it_fits_and_what_cannot_be_stored_changes_nothing(
     buffer = buffer_on(kind, tmp_path / "held")
     buffer.extend(of_kind(0, 4))
     buffer.empty()
-    held = buffer.storage.rows
+    held = buffer.storage.table.rows
     with pytest.raises(TypeError, match="cannot store"):
         buffer.extend(TensorDict({"other": torch.empty(4, device="meta")}, [4]))
     buffer.extend(of_kind(0, 4).select("obs", "id"))  # in another order
-    assert buffer.storage.rows is held
+    assert buffer.storage.table.rows is held
     hold_together(buffer, 0, 4)
 
 

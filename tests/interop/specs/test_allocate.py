@@ -36,7 +36,7 @@ def make(request, tmp_path) -> Any:
 
 
 def memory_of(storage: Any) -> list[tuple[int, torch.Size]]:
-    return [(each.data_ptr(), each.shape) for each in storage.rows.tensors]
+    return [(each.data_ptr(), each.shape) for each in storage.table.rows.tensors]
 
 
 class Arm(gymnasium.Env):
@@ -158,7 +158,7 @@ def test_several_dims_of_items(dim_extend, make) -> None:
         storage.allocate(ITEM)
     storage.allocate(row)
     before, rows = memory_of(storage), row.rand((3,))
-    assert storage.max_size == 12 and plan.by_part["items"] == sum(t.nbytes for t in storage.rows.tensors)
+    assert storage.max_size == 12 and plan.by_part["items"] == sum(t.nbytes for t in storage.table.rows.tensors)
     buffer.extend(rows.transpose(0, 1) if dim_extend else rows)
     assert memory_of(storage) == before and (storage[:] == rows).all()
 

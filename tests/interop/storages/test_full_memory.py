@@ -171,11 +171,11 @@ def moved(_: Path) -> None:
     buffer.extend(rows(0, 50))
     fill()
     with pytest.raises(OSError, match="No space left") as raised:
-        buffer.storage.rows.share()
+        buffer.storage.table.rows.share()
     assert raised.value.errno == errno.ENOSPC
     assert ids(buffer) == list(range(50))
     clear()
-    buffer.storage.rows.share()
+    buffer.storage.table.rows.share()
     assert ids(buffer) == list(range(50))
     fill()
     buffer.extend(rows(50, 50))

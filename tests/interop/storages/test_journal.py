@@ -136,7 +136,7 @@ def test_writes_in_parts_are_those_of_a_storage_without_a_journal(writes, larges
             fresh += count
             assert state(plain)[0] == state(other)[0]
             check_same(state(plain)[1], state(other)[1])
-            assert not other.storage.journal.active
+            assert not other.storage.guard.journal.active
     finally:
         journal.LARGEST, journal._PAGE = largest, page
 
@@ -175,14 +175,14 @@ def test_the_counters_move_into_the_journal_and_copies_have_their_own():
     assert [each.writer.cursor for each in (buffer, second, third)] == [2, 2, 2] and buffer.write_count == 6
     twin = copy.deepcopy(buffer)
     twin.extend(torch.arange(1))
-    assert twin.storage.journal.memory is None and (buffer.writer.cursor, twin.writer.cursor) == (2, 3)
+    assert twin.storage.guard.journal.memory is None and (buffer.writer.cursor, twin.writer.cursor) == (2, 3)
     assert pickle.loads(pickle.dumps(buffer)).writer.cursor == 2
 
 
 def test_a_large_row_has_room(tmp_path):
     storage = named(tmp_path, 3)
     storage.set(slice(0, 3), torch.zeros(3, journal.LARGEST // 4 + 10))
-    assert storage.journal.most == 1
+    assert storage.guard.journal.most == 1
     with pytest.raises(Stop), storage.transaction():
         storage.set(1, torch.ones(journal.LARGEST // 4 + 10))
         raise Stop
@@ -206,7 +206,7 @@ def test_the_parent_puts_back_what_a_started_worker_was_killed_in(kind, tmp_path
     worker = context.Process(target=_killed_in_a_write, args=(buffer, there))
     worker.start()
     assert here.recv() == "written"
-    assert buffer.storage.journal.active
+    assert buffer.storage.guard.journal.active
     worker.kill()
     worker.join(60)
     check_same(buffer[:], nested_td([0, 1, 2, 3]))

@@ -34,7 +34,7 @@ def test_a_folder_in_use_is_refused_and_not_touched(shared, other_shared, writte
         buffer.extend(flat_td([1, 2]))
     before = contents(tmp_path / "a")
     for other in (
-        lambda: LazyMemmapStorage.open(tmp_path / "a").rows.tensors,
+        lambda: LazyMemmapStorage.open(tmp_path / "a").table.rows.tensors,
         lambda: ReplayBuffer(storage=storage(other_shared)).extend(flat_td([3])),
     ):
         with pytest.raises(RuntimeError, match=f"in use by another storage of this process .pid {os.getpid()}"):

@@ -78,8 +78,8 @@ def disk(monkeypatch):
 def settle(buffer):
     """Read what is in memory until it is taken to be there."""
     for _ in range(paging._PATIENCE):
-        buffer.storage.rows.read(torch.arange(3))
-    assert not buffer.storage.rows._paging.cold
+        buffer.storage.table.rows.read(torch.arange(3))
+    assert not buffer.storage.table.rows._paging.cold
 
 
 def maps_of(file):
