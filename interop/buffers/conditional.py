@@ -49,12 +49,12 @@ def update_rows(
     require_newer: bool,
 ) -> ConditionalUpdateResult:
     """`ReplayBuffer.update_if_present`; the lock of the storage is held."""
-    storage.recover()
+    storage.guard.recover()
     if not isinstance(storage, TensorStorage):
         raise RuntimeError(f"update_if_present() needs a storage of tensors by key, got {type(storage).__name__}")
     if not writer.tracks_generations:
         raise RuntimeError(f"{type(writer).__name__} tracks no generations: build it with track_generations=True")
-    storage.refuse_forked_child()
+    storage.guard.refuse_forked_child()
     places, inside = _places(index, storage)
     generation, count = _integers("generation", generation), inside.numel()
     if generation.shape != inside.shape:

@@ -51,7 +51,7 @@ def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: boo
     With `adds`, unknown entries are added to all items. The lock of the storage is held. AttributeError for other items than
     tensordicts, and the errors of `_planned`.
     """
-    storage.refuse_forked_child()
+    storage.guard.refuse_forked_child()
     rows = storage.editable(given)
     if not is_tensor_collection(rows):
         raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")

@@ -29,6 +29,7 @@ from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.engine import plans
+from interop.engine.followers import counts_of
 from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
 from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
@@ -399,7 +400,7 @@ class ReplayBuffer(Sampled):
         storage, sampler, transforms = self._storage, self._sampler, self._transform.count
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
-        buffers, followed, undoable = storage.attached(), False, self._undoable
+        buffers, followed, undoable = storage.followers.all(), False, self._undoable
         for buffer in buffers:
             if (other := getattr(buffer, "sampler", None)) is None:
                 continue
@@ -411,7 +412,7 @@ class ReplayBuffer(Sampled):
         priority = self._priority_in(stored, many) if with_priorities else None
         if many and not self._reads_slots and hasattr(stored, "__next__"):
             stored = list(stored)  # it may be written twice
-        counts = storage.counts if followed else None
+        counts = counts_of(storage) if followed else None
         counters = storage.ring.cells.tobytes()
         kept = [(each, each.before_write()) for each in undoable] if undoable else ()
         try:
@@ -469,14 +470,14 @@ class ReplayBuffer(Sampled):
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
         with locked(self):
             storage = self._storage
-            storage.recover()
-            storage.refuse_forked_child()
-            for buffer in storage.buffers():
+            storage.guard.recover()
+            storage.guard.refuse_forked_child()
+            for buffer in storage.followers.buffers():
                 buffer.writer.refuse_empty()
-            buffers = storage.buffers()
+            buffers = storage.followers.buffers()
 
             def write() -> None:
-                with storage.transaction():
+                with storage.guard.transaction():
                     storage.clear()
                     for buffer in buffers:
                         buffer.forget(empty_write_count)
@@ -619,8 +620,8 @@ class ReplayBuffer(Sampled):
         if value is None and len(self._transform):
             return  # a transform wants nothing stored
         with locked(self):
-            self._storage.refuse_forked_child()
-            self._storage.recover()
+            self._storage.guard.refuse_forked_child()
+            self._storage.guard.recover()
             editing.assign(self._storage, self._writer, self.dim_extend, editing.unwrapped(index), value)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
@@ -814,7 +815,7 @@ class ReplayBuffer(Sampled):
     def reloaded(self, beside: Collection[Sampled] = ()) -> None:
         """The rows of the storage were replaced: other buffers on it, except those `beside`, start over."""
         self._sampler.reloaded(self._storage)
-        for buffer in self._storage.buffers():
+        for buffer in self._storage.followers.buffers():
             if all(buffer is not each for each in (self, *beside)):
                 buffer.sampler.clear()
                 buffer.sampler.take_over(self._storage)

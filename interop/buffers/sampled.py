@@ -21,11 +21,12 @@ from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Part, Request
 from interop.checkpoint.state import Aliases, LoadOptions
 from interop.data.arguments import whole
+from interop.engine.guard import replaced
 from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.host.threads import Lock, came_from_a_signal, finished
 from interop.samplers import Sampler
 from interop.samplers.drawing import names_slots
-from interop.storages.storage import Storage, replaced
+from interop.storages.storage import Storage
 from interop.transforms.chain import Compose
 from interop.transforms.order import Order, in_order
 
@@ -433,7 +434,7 @@ class Sampled(Aliases):
 
     def _put_in(self, restored: Callable[[], None]) -> None:
         """Load a checked state in one transaction."""
-        replaced(self._replaced_storages(), restored)
+        replaced([storage.guard for storage in self._replaced_storages()], restored)
 
     def _saved_settings(self) -> dict[str, Any]:
         return checkpoints.settings(self)

@@ -13,6 +13,13 @@ from interop.checkpoint.values import decode
 from interop.host.ring import Ring
 
 
+class Transacts(Protocol):
+    """The guard of a storage."""
+
+    def replace(self, change: Callable[[], None]) -> None:
+        """Make a checked change in a transaction."""
+
+
 class Content(Protocol):
     """What has content to save: a storage."""
 
@@ -29,8 +36,8 @@ class Content(Protocol):
     def locked(self) -> contextlib.AbstractContextManager[object]:
         """Hold the lock."""
 
-    def replace(self, change: Callable[[], None]) -> None:
-        """Make a checked change in a transaction."""
+    @property
+    def guard(self) -> Transacts: ...
 
 
 class StorageCheckpointerBase:
@@ -87,7 +94,7 @@ class StorageCheckpointerBase:
 
     @staticmethod
     def _apply(storage: Content, apply: Apply) -> None:
-        storage.replace(apply)
+        storage.guard.replace(apply)
 
     @classmethod
     def refuse_other(cls, storage: Content) -> None:

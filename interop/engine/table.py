@@ -137,7 +137,7 @@ class Table:
 
     def look(self) -> None:
         """Take the memory that another process has allocated, and drop memory that one has given up."""
-        if self.guard.is_read_only:
+        if not self.place.meets_others or self.guard.is_read_only:
             return
         if self._epoch != (epoch := self.place.epoch):
             self.disown()

@@ -143,6 +143,22 @@ class Ring:
         rows = [each for _, each in edits]
         return rows if known and all(each is not None for each in rows) else None
 
+    def slots_edited_since(self, version: int | None, stored: int, length: int) -> tuple[int, np.ndarray]:
+        """The present version, and the flat slots of rows that were edited after `version`, the oldest row first.
+
+        All slots if `version` is None, or if it is not known any more which rows were edited. `stored` rows have `length`
+        items.
+        """
+        if self.version == version or not length:
+            return self.version, np.zeros(0, np.int64)
+        edits = None if version is None else self.since(version)
+        changed = np.full(stored, edits is None)
+        for rows in edits or ():
+            changed[rows] = True
+        places = (np.flatnonzero(np.roll(changed, -self.cursor)) + self.cursor) % stored
+        lanes = length // stored
+        return self.version, (places[:, None] * lanes + np.arange(lanes)).reshape(-1)
+
     def discontinuities(self) -> Iterable[int]:
         """Rows, other than the cursor, that do not continue the row before them. Known for writes of this process."""
         self._settled()

@@ -232,7 +232,7 @@ class PromptGroupSampler(DrawingSampler):
             raise
 
     def _read_ids(self, storage: Storage) -> None:
-        edits, places = storage.edits_since(self._edits)
+        edits, places = storage.ring.slots_edited_since(self._edits, storage.filled_rows, len(storage))
         if edits != self._edits:
             self._groups.truncate(len(storage))
         pending = self._pending[self._pending < len(storage)]

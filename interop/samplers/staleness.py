@@ -12,6 +12,7 @@ from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
 from interop.data import randomness
 from interop.data.arguments import whole
+from interop.engine.followers import counts_of
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.sampler import host_share
 from interop.storages import Storage, columns
@@ -91,7 +92,7 @@ class StalenessAwareSampler(DrawingSampler):
     def _known_of(self, storage: Storage) -> "_Known":
         """The weights of all items; computed anew after a change, also by other processes."""
         stored(storage)
-        computed_at = (storage.counts, self._consumer_version, self._max_staleness, self.staleness_weight_fn)
+        computed_at = (counts_of(storage), self._consumer_version, self._max_staleness, self.staleness_weight_fn)
         known = self._known
         if known is None or known.storage() is not storage or known.computed_at != computed_at:
             staleness = self.staleness_of(storage)

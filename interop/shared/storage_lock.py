@@ -20,7 +20,7 @@ _held_for_fork: list["StorageLock"] = []
 
 
 class Locked(Protocol):
-    """What a storage does when its lock is taken."""
+    """What a lock calls: the guard of a storage."""
 
     def acquired(self) -> None:
         """The lock was taken, by the outermost `held`: roll back unfinished writes, follow those of other processes."""
@@ -28,18 +28,14 @@ class Locked(Protocol):
     def released(self) -> None:
         """The lock is about to be released."""
 
-    def is_shared(self) -> bool:
+    def rows_are_shared(self) -> bool:
         """Whether forked children see what is written into the memory of the rows."""
 
     def shares_in_forks(self) -> bool:
-        """Whether forked children share it without being asked: `is_shared`, or it will be once sharing has started."""
+        """Whether forked children share the storage without being asked."""
 
     def start_sharing(self) -> None:
         """Move rows and counters to where other processes see them, and take the lock among processes from now on."""
-
-    @property
-    def compilable(self) -> bool:
-        """Whether the counters belong to one process."""
 
 
 class HasLock(Protocol):
@@ -146,10 +142,10 @@ class StorageLock:
         forked: whether this is the copy of a forked child.
     """
 
-    __slots__ = ("__weakref__", "_begun", "_storage", "_unusable", "forked", "given", "hooked", "processes", "threads")
+    __slots__ = ("__weakref__", "_begun", "_guard", "_unusable", "forked", "given", "hooked", "processes", "threads")
 
-    def __init__(self, storage: Locked) -> None:
-        self._storage = weakref.ref(storage)
+    def __init__(self, guard: Locked) -> None:
+        self._guard = weakref.ref(guard)
         self._begun = self._unusable = self.given = self.hooked = self.forked = False
         self.processes: ProcessLock | None = None
         self.threads = Lock()
@@ -209,13 +205,13 @@ class StorageLock:
             )
         if self.processes is not None:
             self.processes.acquire()
-        if (storage := self._storage()) is not None:
-            storage.acquired()
+        if (guard := self._guard()) is not None:
+            guard.acquired()
 
     def _end(self) -> None:
         try:
-            if (storage := self._storage()) is not None and not self._unusable:
-                storage.released()
+            if (guard := self._guard()) is not None and not self._unusable:
+                guard.released()
         finally:
             if self.processes is not None:
                 self.processes.release()
@@ -247,16 +243,16 @@ class StorageLock:
 
     def prepare_fork(self) -> None:
         """Have a child that is about to be forked share the storage, where it will see its memory."""
-        storage = self._storage()
-        if storage is not None and storage.shares_in_forks() and not storage.compilable:
+        guard = self._guard()
+        if guard is not None and guard.shares_in_forks():
             if self.processes is None:
-                storage.start_sharing()
+                guard.start_sharing()
             self.given = True
 
     def in_child(self, whole: bool) -> None:
         """This is a forked child. `whole`: no other thread held the lock at the fork."""
-        storage = self._storage()
-        seen = storage is not None and storage.is_shared()  # what the parent writes
+        guard = self._guard()
+        seen = guard is not None and guard.rows_are_shared()  # what the parent writes
         self._begun, self.forked = False, True
         self._unusable = self.processes is None and (seen or not whole)
         self.hooked = self.hooked or self._unusable

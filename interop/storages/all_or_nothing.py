@@ -56,10 +56,10 @@ def finish_or_undo(
         counts: those of the storage before, if a write that raises again is to be reported to the samplers.
     """
     with uninterrupted():
-        storage.recover()
+        storage.guard.recover()
         begun = storage.ring.cells.tobytes() != counters
         try:
-            with storage.transaction():
+            with storage.guard.transaction():
                 storage.ring.put_back(counters)
                 for each, before in reversed(kept):
                     each.put_back(before)
@@ -67,6 +67,6 @@ def finish_or_undo(
                     write()
         except BaseException:
             if counts is not None:  # rows may be written, with the priorities of the rows before
-                storage.recover()
-                storage.report_writes(counts)
+                storage.guard.recover()
+                storage.followers.report(storage, counts)
             raise

@@ -1,12 +1,10 @@
 """The base class of storages."""
 
-import contextlib
 import copy
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,20 +18,12 @@ from interop.data.arguments import class_of, whole
 from interop.data.layout import Layout
 from interop.data.randomness import Seeded
 from interop.engine import plans
-from interop.engine.guard import Guard
+from interop.engine.followers import Follower, Followers
+from interop.engine.guard import Guard, Shareable, Unshared
 from interop.engine.kept_values import KeptValues
-from interop.host.maps import in_shared_memory
-from interop.host.ring import CELLS, Ring
-from interop.host.threads import uninterrupted
+from interop.host.ring import Ring
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import StorageLock
-
-
-class Follower(Protocol):
-    """A buffer, or anything else with this method."""
-
-    def mark_update(self, index: Any) -> None:
-        """New items are at index."""
 
 
 class Storage(Aliases, Seeded):
@@ -54,20 +44,17 @@ class Storage(Aliases, Seeded):
     _compilable = False
     generations: Any = None  # how often each row was written, if a writer counts that
     guard: Guard  # the lock and the transactions
-    _counters: torch.Tensor | None = None  # shared memory of the ring, if there is no journal
     reopened = False  # whether the rows were written by an earlier process
-    _watched = False  # whether writes of other processes are reported to samplers
-    _seen: tuple[int, int, int, int] | None = None  # the counts when the lock was last released, if so
     lock: StorageLock
-    _listeners: "_Listeners"
+    followers: Followers  # the buffers that are told of writes
     ring: Ring  # rows in use, cursor, and counters of writes
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
+        storage.followers = Followers()
+        storage.ring = Ring()
         storage.guard = Guard(storage)
         storage.lock = storage.guard.lock
-        storage._listeners = _Listeners()
-        storage.ring = Ring()
         return storage
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
@@ -143,15 +130,6 @@ class Storage(Aliases, Seeded):
     def is_full(self) -> bool:
         return len(self) == self.max_size
 
-    def refuse_forked_child(self) -> None:
-        """RuntimeError in a forked child that does not share memory and counters with its parent."""
-        if self.lock.forked and (self.lock.processes is None or not self.is_shared()):
-            raise RuntimeError(
-                f"this {type(self).__name__} is in memory that a forked process does not share, and can only be read here: "
-                "use a LazyTensorStorage on the CPU and call share() on the buffer before the fork, or a LazyMemmapStorage "
-                "(both without compilable=True), or build the buffer in the process that writes to it; nothing was written"
-            )
-
     @property
     def compilable(self) -> bool:
         """Whether the counters belong to one process."""
@@ -159,45 +137,16 @@ class Storage(Aliases, Seeded):
 
     def is_shared(self) -> bool:
         """Whether other processes see what this one writes."""
-        return False
+        return self.shareable.is_shared()
 
-    def shares_in_forks(self) -> bool:
-        """Whether forked children share it without being asked. In memory maps also the first write may be theirs."""
-        return self.is_shared()
+    @property
+    def shareable(self) -> Shareable:
+        """What other processes can share."""
+        return Unshared()
 
     def share(self) -> None:
         """Share rows and counters with processes started or forked from now on. O(1) if they are shared already."""
-        if self.lock.processes is None:
-            with self.lock.held():
-                self.start_sharing()
-
-    def start_sharing(self) -> None:
-        """Move the counters to shared memory. The lock is held."""
-        self._start_journal()
-        if not self.guard.journal.is_wanted and self._counters is None and not self._compilable:
-            self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
-            self.ring.use(self._counters.numpy().data, copy=True)
-        if self.generations is not None:
-            self.generations.share(self)
-        self.lock.share()
-        self.released()
-
-    def _start_journal(self) -> None:
-        """Record writes from now on, so that another process can roll them back."""
-
-    def acquired(self) -> None:
-        """The lock was taken: roll back an unfinished write, and tell samplers of writes by other processes."""
-        self.recover()
-        if self._seen is not None and not self.lock.forked:
-            self.report_writes(self._seen)
-
-    def released(self) -> None:
-        """The lock is about to be released: other processes may write."""
-        self._seen = self.counts if self._watched and self.lock.processes is not None else None
-
-    def recover(self) -> None:
-        """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
-        self.guard.recover()
+        self.guard.share()
 
     def before_write(self) -> dict[str, Any]:
         """What `put_back` needs after an interrupted write, beside the counters of the ring. O(1)."""
@@ -205,62 +154,6 @@ class Storage(Aliases, Seeded):
 
     def put_back(self, before: dict[str, Any]) -> None:
         """Be as before an interrupted write, but for the rows that it has overwritten. Inside a transaction."""
-
-    def replace(self, change: Callable[[], None]) -> None:
-        """Make a checked change in a transaction. If it is interrupted, it is made again before the exception is raised."""
-        replaced([self], change)
-
-    def transaction(self) -> contextlib.AbstractContextManager[Any]:
-        """A transaction: commits on exit, rolls back on error. Inside another one it is a part of that."""
-        return self.guard.transaction()
-
-    def part(self) -> contextlib.AbstractContextManager[Any]:
-        """Joins the transaction that is open, or is one."""
-        return self.guard.transaction()
-
-    @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """The counters of the ring and the length. They differ after any write."""
-        return (*self.ring.counts, len(self))
-
-    def report_writes(self, before: tuple[int, int, int, int]) -> None:
-        """Call `mark_update` of the buffers for all rows written since the counts were `before`.
-
-        Rows are known if they were written around the ring; other writes are reported by the writer. Samplers of a storage
-        that was emptied meanwhile are cleared first.
-        """
-        if self.counts == before:
-            return
-        written, _, _, length = before
-        rows, ring = self.row_capacity(None), self.ring
-        count = min(ring.written - written, rows)
-        new = torch.arange(ring.cursor - count, ring.cursor, device="cpu") % max(rows, 1)
-        new = new[new < self.filled_rows]
-        emptied = len(self) < length
-        if emptied:
-            new = torch.arange(self.filled_rows, device="cpu")
-        for buffer in self.buffers():
-            if buffer.sampler.follows_writes:
-                if emptied:
-                    buffer.sampler.clear()
-                if len(new):
-                    buffer.mark_update(self.coordinates(new))
-
-    def edits_since(self, version: int | None) -> tuple[int, np.ndarray]:
-        """The version of the ring, and the flat slots of rows edited after `version`, the oldest row first.
-
-        All slots if `version` is None or the ring no longer knows which rows were edited.
-        """
-        ring, length, rows = self.ring, len(self), self.filled_rows
-        if ring.version == version or not length:
-            return ring.version, np.zeros(0, np.int64)
-        edits = None if version is None else ring.since(version)
-        changed = np.full(rows, edits is None)
-        for each in edits or ():
-            changed[each] = True
-        places = (np.flatnonzero(np.roll(changed, -ring.cursor)) + ring.cursor) % rows
-        lanes = length // rows
-        return ring.version, (places[:, None] * lanes + np.arange(lanes)).reshape(-1)
 
     def kept_priorities(self) -> Any:
         """The file with the priorities of the items, made if needed; None for storages that end with the process."""
@@ -379,31 +272,19 @@ class Storage(Aliases, Seeded):
 
     def empty(self) -> None:
         """Forget all items; the memory is kept. A storage with buffers is emptied by the `empty` of a buffer instead."""
-        with self.lock.held(), self.transaction():
-            self.refuse_forked_child()
+        with self.lock.held(), self.guard.transaction():
+            self.guard.refuse_forked_child()
             self._empty()
 
     def attach(self, buffer: Follower) -> None:
         """Call `buffer.mark_update(index)` at each write through any buffer. Does not keep the buffer alive."""
-        if all(each is not buffer for each in self.attached()):
-            try:
-                reference: Callable[[], Any] = weakref.ref(buffer)
-            except TypeError:  # a kind of object that cannot be referred to weakly
-                reference = partial(_itself, buffer)
-            self._listeners = _Listeners([*(each for each in self._listeners if each() is not None), reference])
-        self._watched = self.tracks_writes and any(each.sampler.follows_writes for each in self.buffers())
+        self.followers.attach(buffer)
+        follows = any(each.sampler.follows_writes for each in self.followers.buffers())
+        self.followers.is_watching = self.tracks_writes and follows
 
     def detach(self, buffer: Follower) -> None:
         """Undo `attach`."""
-        self._listeners = _Listeners(each for each in self._listeners if each() is not buffer)
-
-    def attached(self) -> list[Follower]:
-        """All followers, in the order of attaching."""
-        return [listener for each in self._listeners if (listener := each()) is not None]
-
-    def buffers(self) -> list[Any]:
-        """The followers that are buffers: those with a sampler."""
-        return [each for each in self.attached() if hasattr(each, "sampler")]
+        self.followers.detach(buffer)
 
     def contains(self, index: Any) -> Any:
         """Whether a row is stored at an int index; a bool tensor for a tensor of them."""
@@ -444,15 +325,13 @@ class Storage(Aliases, Seeded):
 
     def __getstate__(self) -> dict[str, Any]:
         # The buffer that owns this storage attaches itself and sets the generator.
-        if starting_a_worker():
-            self._refuse_to_share()
-            self.share()
-            kept: dict[str, Any] = {"_process_lock": self.lock.give(), "_journal": self.guard.journal}
-        else:
-            kept = {"_counters": None, "ring": copy.deepcopy(self.ring)}
-        state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, "_seen": None, **kept}
+        state = {**self.__dict__, "followers": Followers(), "_rng": None}
         del state["lock"], state["guard"]
-        return state
+        if not starting_a_worker():
+            return {**state, "ring": copy.deepcopy(self.ring)}
+        self._refuse_to_share()
+        self.share()
+        return {**state, "_guard": self.guard.given()}
 
     def _refuse_to_share(self) -> None:
         """RuntimeError for a storage that cannot be shared with a process that is starting."""
@@ -461,51 +340,15 @@ class Storage(Aliases, Seeded):
                 f"Cannot share a {type(self).__name__} that is compilable between processes, each would count on its own: "
                 "build it with compilable=False"
             )
-        self.refuse_forked_child()
+        self.guard.refuse_forked_child()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        process_lock = state.pop("_process_lock", None)
-        self.guard.journal = state.pop("_journal", self.guard.journal)
+        guard = state.pop("_guard", None)
         self.__dict__.update(state)
-        if process_lock is not None:
-            self.lock.take(process_lock)
-        if self._counters is not None:
-            self.ring.use(self._counters.numpy().data, copy=False)
+        if guard is not None:
+            self.guard.take(guard)
 
 
 def is_undoable(storage: Storage) -> bool:
     """Whether a write changes more than rows and the counters of the ring: whether the class defines `before_write`."""
     return type(storage).before_write is not Storage.before_write
-
-
-def replaced(storages: Sequence[Storage], change: Callable[[], None]) -> None:
-    """Make a change in a transaction of each storage. An interrupted one is made again before the exception is raised.
-
-    The locks are held. `change` may run twice, and was checked before: an error of its own comes again.
-    """
-
-    def run() -> None:
-        with contextlib.ExitStack() as transactions:
-            for storage in storages:
-                transactions.enter_context(storage.transaction())
-            change()
-
-    try:
-        run()
-    except BaseException:
-        with uninterrupted():
-            for storage in storages:
-                storage.recover()
-            run()
-        raise
-
-
-class _Listeners(list[Callable[[], Any]]):
-    """References to the followers. A copy is empty: its own buffers attach themselves."""
-
-    def __reduce__(self) -> Any:
-        return _Listeners, ()
-
-
-def _itself(each: Any) -> Any:
-    return each

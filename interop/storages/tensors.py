@@ -18,6 +18,7 @@ from interop.data.keys import as_path
 from interop.data.layout import Layout
 from interop.data.layout import Path as KeyPath
 from interop.engine import plans, saved_rows
+from interop.engine.guard import Shareable
 from interop.engine.kept_values import KeptValues
 from interop.engine.places.heap import Given
 from interop.engine.places.place import Place
@@ -117,11 +118,6 @@ class TensorStorage(Storage):
             self.table.look()
         return self.table.rows is not None
 
-    def acquired(self) -> None:
-        if self.table.place.meets_others:
-            self.table.look()
-        super().acquired()
-
     @property
     def max_size(self) -> int:
         return self.table.max_size
@@ -176,8 +172,8 @@ class TensorStorage(Storage):
             NotEnoughMemoryError, OSError: there is not enough memory or disk space; nothing was allocated.
         """
         table = self.table
-        with self.lock.held(), self.transaction():
-            self.refuse_forked_child()
+        with self.lock.held(), self.guard.transaction():
+            self.guard.refuse_forked_child()
             if table.fixed_layout is not None:
                 raise RuntimeError(
                     "the layout of items is fixed already: call allocate() before the first write, and once"
@@ -229,7 +225,7 @@ class TensorStorage(Storage):
 
     def _drop_prefetched(self) -> None:
         """Drop batches without keys that were added."""
-        for buffer in self.buffers():
+        for buffer in self.followers.buffers():
             buffer.drop_prefetched()
 
     @property
@@ -241,7 +237,7 @@ class TensorStorage(Storage):
         return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
 
     def _empty(self) -> None:
-        with self.part():
+        with self.guard.transaction():
             self.table.emptied()
 
     def refuse_edit(self, paths: Iterable[KeyPath]) -> None:
@@ -316,25 +312,16 @@ class TensorStorage(Storage):
         """Copy in a result of `state_dict`. After an error nothing has changed."""
         with self.lock.held():
             put = self.restoring_dict(state_dict)
-            self.replace(put)
+            self.guard.replace(put)
 
     def restoring_dict(self, given: Any) -> Callable[[], None]:
         return saved_rows.restoring_state(self.table, given)
 
     # ------------------------------------------------------------------ copies and other processes
 
-    def is_shared(self) -> bool:
-        return self.table.is_shared()
-
-    def shares_in_forks(self) -> bool:
-        return self.table.shares_in_forks()
-
-    def start_sharing(self) -> None:
-        self.table.start_sharing(self)
-        super().start_sharing()
-
-    def _start_journal(self) -> None:
-        self.table.start_record()
+    @property
+    def shareable(self) -> Shareable:
+        return self.table
 
     def _refuse_to_share(self) -> None:
         self.table.meet(self)

@@ -172,7 +172,7 @@ class TensorDictMaxValueWriter(Writer):
 
         If that raises, the ranks are as before.
         """
-        self._storage.refuse_forked_child()
+        self._storage.guard.refuse_forked_child()
         self._process.check()
         self._rank_stored()
         heap, known, most = self._heap, len(self._heap), self._storage.max_size

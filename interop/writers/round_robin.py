@@ -80,12 +80,12 @@ class RoundRobinWriter(Writer):
 
     def add(self, data: Any) -> Any:
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
-        self._storage.refuse_forked_child()
+        self._storage.guard.refuse_forked_child()
         storage, row = self._storage, self.cursor
         vacant, after = self._vacant(1), row + 1
         if vacant.size:
             row, after = int(vacant[0]), row
-        with storage.transaction():
+        with storage.guard.transaction():
             storage.set(row, self.stamped(data, row))
             self._advance(row, 1, after)
         return self._storage.coordinates(row)
@@ -98,7 +98,7 @@ class RoundRobinWriter(Writer):
         dims = _item_dims(data, storage.ndim)
         if 0 in dims:
             return self._nothing()
-        self._storage.refuse_forked_child()
+        self._storage.guard.refuse_forked_child()
         cursor, capacity, vacant = self.cursor, storage.row_capacity(data), self._vacant(dims[0])
         after = cursor + dims[0] - vacant.size
         rows = np.arange(cursor, after)
@@ -106,7 +106,7 @@ class RoundRobinWriter(Writer):
             rows %= capacity
         index = torch.from_numpy(np.concatenate((vacant, rows)) if vacant.size else rows)
         stamped = self.stamped(data, index)
-        with storage.transaction():
+        with storage.guard.transaction():
             if not vacant.size and isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
                 storage.set_run(cursor, index, stamped, self._advance)
             elif dims[0] <= capacity or vacant.size:
@@ -127,8 +127,8 @@ class RoundRobinWriter(Writer):
         """
         storage = self._storage
         with storage.lock.held():
-            storage.refuse_forked_child()
-            for buffer in storage.buffers():
+            storage.guard.refuse_forked_child()
+            for buffer in storage.followers.buffers():
                 buffer.sampler.refuse_forked_child()
             rows: Any = as_int(index)
             if rows is None:
@@ -143,17 +143,17 @@ class RoundRobinWriter(Writer):
             stamped, cursor = self.stamped(data, rows), self.cursor
 
             def write() -> Any:
-                with storage.transaction():
+                with storage.guard.transaction():
                     storage.set(rows, stamped, set_cursor=grows)
                     self._advance(rows, named.size, cursor)
                     if storage.priorities is not None:
                         storage.priorities.forget(rows)
                 slots = self._storage.coordinates(rows)
-                for buffer in storage.attached():
+                for buffer in storage.followers.all():
                     buffer.mark_update(slots)
                 return slots
 
-            samplers = [buffer.sampler for buffer in storage.buffers() if buffer.sampler.sees_writes]
+            samplers = [buffer.sampler for buffer in storage.followers.buffers() if buffer.sampler.sees_writes]
             return all_or_nothing(storage, [storage, self, *samplers], write)
 
     def generations_of(self, index: Any) -> Tensor:

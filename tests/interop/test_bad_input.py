@@ -298,7 +298,7 @@ def test_a_refused_constructor_leaves_the_storage_alone():
     for bad in ({"sampler": PrioritizedSampler(5, 1.0, 1.0)}, {"writer": 5}, {"transform": 5}):
         with pytest.raises((ValueError, TypeError, RuntimeError)):
             ReplayBuffer(storage=storage, **bad)
-        assert storage.checkpointer is mine and storage.attached() == []
+        assert storage.checkpointer is mine and storage.followers.all() == []
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_refusal_changes_nothing(cell: Cell) -> None:
     with pytest.raises(ERRORS[what]) as error:
         BUFFERS[cell.buffer](storage=storage, sampler=sampler, writer=writer)
     assert str(error.value) == words
-    assert len(storage) == held and not storage.attached() and not hasattr(writer, "_storage")
+    assert len(storage) == held and not storage.followers.all() and not hasattr(writer, "_storage")
     buffer = BUFFERS[cell.buffer](storage=storage)
     if cell.writer != "ImmutableDatasetWriter":
         buffer.extend(as_given(ids_of(0, 4, LANES if cell.ndim == 2 else 1), cell))

@@ -196,8 +196,8 @@ def test_the_representation_names_the_parts():
 def test_a_storage_keeps_no_buffer_alive(make):
     storage = make(4)
     buffer = ReplayBuffer(storage=storage, prefetch=1, batch_size=1)
-    assert storage.attached() == [buffer]
+    assert storage.followers.all() == [buffer]
     gone = weakref.ref(buffer)
     del buffer
     gc.collect()
-    assert gone() is None and storage.attached() == []
+    assert gone() is None and storage.followers.all() == []

@@ -130,7 +130,7 @@ def test_the_outermost_turn_takes_and_releases_the_lock_among_processes():
 def test_an_error_when_the_lock_is_taken_releases_it(monkeypatch):
     storage = LazyTensorStorage(8)
     storage.share()
-    monkeypatch.setattr(storage, "acquired", lambda: 1 / 0)
+    monkeypatch.setattr(storage.guard, "acquired", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError), storage.lock.held():
         pass
     assert not held_elsewhere(storage.lock)

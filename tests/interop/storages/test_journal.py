@@ -146,7 +146,7 @@ def test_rows_and_lanes_are_put_back(tmp_path):
     buffer = ReplayBuffer(storage=named(tmp_path, 12, ndim=2))
     buffer.extend(data)
     before = buffer.storage[:].clone()
-    with pytest.raises(Stop), buffer.storage.transaction():
+    with pytest.raises(Stop), buffer.storage.guard.transaction():
         buffer.storage[1, 1] = TensorDict({"a": torch.zeros(3)}, [])
         buffer.storage[torch.tensor([0, 2]), torch.tensor([1, 0])] = TensorDict({"a": torch.ones(2, 3)}, [2])
         raise Stop
@@ -158,7 +158,7 @@ def test_rows_of_any_kind_are_put_back(kind, tmp_path):
     rows = KINDS[kind]
     buffer = ReplayBuffer(storage=named(tmp_path, 4))
     buffer.extend(rows([0, 1, 2, 3]))
-    with pytest.raises(Stop), buffer.storage.transaction():
+    with pytest.raises(Stop), buffer.storage.guard.transaction():
         buffer.storage.set_run(0, torch.arange(2), rows([7, 8]))
         raise Stop
     check_same(buffer[:], rows([0, 1, 2, 3]))
@@ -183,14 +183,14 @@ def test_a_large_row_has_room(tmp_path):
     storage = named(tmp_path, 3)
     storage.set(slice(0, 3), torch.zeros(3, journal.LARGEST // 4 + 10))
     assert storage.guard.journal.most == 1
-    with pytest.raises(Stop), storage.transaction():
+    with pytest.raises(Stop), storage.guard.transaction():
         storage.set(1, torch.ones(journal.LARGEST // 4 + 10))
         raise Stop
     assert not storage[:].any()
 
 
 def _killed_in_a_write(buffer, pipe):
-    with buffer.storage.lock.held(), buffer.storage.transaction():
+    with buffer.storage.lock.held(), buffer.storage.guard.transaction():
         buffer.storage.set_run(1, torch.arange(1, 3), nested_td([8, 9]))
         buffer.storage.ring.size = 1
         pipe.send("written")

@@ -44,7 +44,7 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=path / "rows"), sampler=sampler())
     buffer.extend(torch.arange(8))
     buffer.update_priority(torch.arange(CAPACITY), torch.arange(1.0, 7))
-    with pytest.raises(Killed), buffer.storage.transaction():
+    with pytest.raises(Killed), buffer.storage.guard.transaction():
         if request.param == "in a run":
             buffer.storage.set_run(2, torch.arange(2, 5), torch.tensor([50, 51, 52]))
         elif request.param == "in a list":

@@ -1,0 +1,108 @@
+"""The buffers that follow a storage: each is told of every write, whichever buffer or process has made it."""
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from interop.host.ring import Ring
+
+Counts = tuple[int, int, int, int]
+
+
+class Follower(Protocol):
+    """A buffer, or anything else with this method."""
+
+    def mark_update(self, index: Any) -> None:
+        """New items are at index."""
+
+
+class Followed(Protocol):
+    """A storage."""
+
+    ring: Ring
+
+    @property
+    def filled_rows(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def row_capacity(self, data: Any) -> int: ...
+
+    def coordinates(self, rows: Any) -> Any: ...
+
+
+def counts_of(storage: Followed) -> Counts:
+    """The counters of the ring and the length. They differ after any write."""
+    return (*storage.ring.counts, len(storage))
+
+
+class Followers:
+    """Weak references to the followers of one storage. A copy is empty: its own buffers attach themselves.
+
+    Attributes:
+        is_watching: whether writes of other processes are reported to samplers.
+        seen: the counts when the lock was last released, if other processes may write since.
+    """
+
+    def __init__(self) -> None:
+        self._references: list[Callable[[], Any]] = []
+        self.is_watching = False
+        self.seen: Counts | None = None
+
+    def attach(self, follower: Follower) -> None:
+        """Tell it of each write. Does not keep it alive."""
+        if any(each is follower for each in self.all()):
+            return
+        try:
+            reference: Callable[[], Any] = weakref.ref(follower)
+        except TypeError:  # a kind of object that cannot be referred to weakly
+            reference = partial(_itself, follower)
+        self._keep([*(each for each in self._references if each() is not None), reference])
+
+    def detach(self, follower: Follower) -> None:
+        """Undo `attach`."""
+        self._keep(each for each in self._references if each() is not follower)
+
+    def _keep(self, references: Iterable[Callable[[], Any]]) -> None:
+        self._references = list(references)  # another thread may be reading the old list
+
+    def all(self) -> list[Follower]:
+        """All followers, in the order of attaching."""
+        return [follower for each in self._references if (follower := each()) is not None]
+
+    def buffers(self) -> list[Any]:
+        """The followers that are buffers: those with a sampler."""
+        return [each for each in self.all() if hasattr(each, "sampler")]
+
+    def report(self, storage: Followed, before: Counts) -> None:
+        """Call `mark_update` of the buffers for all rows written since the counts were `before`.
+
+        Rows are known if they were written around the ring; other writes are reported by the writer. Samplers of a storage
+        that was emptied meanwhile are cleared first.
+        """
+        if counts_of(storage) == before:
+            return
+        written, _, _, length = before
+        capacity, ring = storage.row_capacity(None), storage.ring
+        count = min(ring.written - written, capacity)
+        rows = torch.arange(ring.cursor - count, ring.cursor, device="cpu") % max(capacity, 1)
+        rows = rows[rows < storage.filled_rows]
+        was_emptied = len(storage) < length
+        if was_emptied:
+            rows = torch.arange(storage.filled_rows, device="cpu")
+        for buffer in self.buffers():
+            if buffer.sampler.follows_writes:
+                if was_emptied:
+                    buffer.sampler.clear()
+                if len(rows):
+                    buffer.mark_update(storage.coordinates(rows))
+
+    def __reduce__(self) -> Any:
+        return Followers, ()
+
+
+def _itself(follower: Any) -> Any:
+    return follower
