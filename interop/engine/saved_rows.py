@@ -16,7 +16,7 @@ from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data import bridge
 from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
 from interop.engine.table import Table
-from interop.host.rows import Rows
+from interop.host.stored_rows import Rows
 from interop.host.threads import uninterrupted
 
 Fill = Callable[[Sequence[np.ndarray | None]], None]  # fills an array [filled, *lanes, ...] a leaf, but for None

@@ -37,7 +37,7 @@ from interop.engine.places.place import Place
 from interop.host.device_rows import JaxRows
 from interop.host.equal_places import chosen_items, last_of_equal
 from interop.host.ring import Ring
-from interop.host.rows import Rows, TorchRows
+from interop.host.stored_rows import Rows
 from interop.host.threads import uninterrupted
 from interop.shared.journal import LARGEST, Guarded, Journal, counted
 from interop.shared.journal import Rows as RowNumbers
@@ -454,7 +454,7 @@ class Table:
             journal.reserve(sum(map(len, over)))
             part = leaves
             if stop - first < count:
-                leaves = leaves if done or stop == count else self._host_rows().apart(leaves)
+                leaves = leaves if done or stop == count else self.own_rows().apart(leaves)
                 part = [leaf[first:stop] for leaf in leaves]
             self._write_part((start + done) % capacity, stop - done, row, stop - first, over, part)
             advance(index[done:stop], stop - done, start + stop)
@@ -537,7 +537,7 @@ class Table:
 
     def _write_in_parts(self, places: object, leaves: Sequence[Tensor], stored: int) -> None:
         """Write at places of more rows than fit into the record, in several transactions."""
-        journal, rows = self.guard.journal, self._host_rows()
+        journal, rows = self.guard.journal, self.own_rows()
         leaves = rows.apart(leaves)
         slots, last, lanes = last_of_equal(places, rows.lanes)
         row_of = slots // math.prod(lanes)
@@ -553,12 +553,6 @@ class Table:
                 chosen_items(leaf.detach(), last[begin:stop], item) for leaf, item in zip(leaves, items, strict=True)
             ]
             rows.write_at(at if lanes else at[0], part)
-
-    def _host_rows(self) -> TorchRows:
-        """Rows with a record, which are never on an accelerator."""
-        rows = self.own_rows()
-        assert not isinstance(rows, JaxRows)
-        return rows
 
     def _refuse(self, places: object, leaves: list[Tensor], in_order: bool, is_new: bool) -> None:
         """Raise for a write that the rows cannot take. New memory is dropped then."""

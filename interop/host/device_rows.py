@@ -1,6 +1,6 @@
 """Leaf tensors of shape [rows, *lanes, ...] in the memory of JAX. See `rows`."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from torch import Tensor
 from interop.data import bridge
 from interop.host import compiled
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
+from interop.host.stored_rows import Rows
 from interop.host.threads import uninterrupted
 
 
@@ -19,13 +20,8 @@ def rows_in_jax(device: torch.device) -> bool:
     return device.type == "cuda" and bridge.jax_device(device) is not None
 
 
-class JaxRows:
+class JaxRows(Rows):
     """Rows in arrays of JAX on a device that both libraries see. No other process sees them."""
-
-    shared = False
-    in_place = False
-    host_arrays = None
-    fixed: Collection[int] = ()
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
         self.arrays = arrays
@@ -34,6 +30,10 @@ class JaxRows:
 
     def share(self) -> None:
         """Nothing: a child cannot use the memory of an accelerator, and is refused."""
+
+    @property
+    def gives_views(self) -> bool:
+        return True
 
     @classmethod
     def zeros(
@@ -53,15 +53,11 @@ class JaxRows:
         """Rows with a copy of the tensors' content."""
         return cls([bridge.to_jax(tensor) for tensor in tensors], lanes, tensors[0].device)
 
-    def beside(self, other: object, order: Sequence[int]) -> "JaxRows":
+    def beside(self, other: Rows, order: Sequence[int]) -> "JaxRows":
         """These leaves and those of other rows, in this order."""
         assert isinstance(other, JaxRows)
         every = [*self.arrays, *other.arrays]
         return JaxRows([every[place] for place in order], self.lanes, self.device)
-
-    def array(self, place: int) -> np.ndarray | None:
-        """None: NumPy cannot view it."""
-        return None
 
     def column(self, place: int) -> Tensor | None:
         """A view of a leaf. Not to be kept: the next write copies or moves it."""
@@ -71,15 +67,6 @@ class JaxRows:
     def tensors(self) -> list[Tensor]:
         """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""
         return [bridge.hand_over(array) for array in self.arrays]
-
-    def clear(self) -> None:
-        """No row is stored any more."""
-
-    def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
-        """Nothing is refused."""
-
-    def reserve(self, rows: int) -> None:
-        """They have memory."""
 
     def copies(self, filled: int) -> list[Tensor]:
         return [tensor.detach().clone() for tensor in self.tensors]
@@ -121,7 +108,7 @@ class JaxRows:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def read(self, slots: Tensor) -> list[Tensor]:
+    def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
         [at] = bridge.lent([bridge.placed(slots, self.device)])
         with bridge.exact():
             found = compiled.read(self.arrays, at, self.lanes)

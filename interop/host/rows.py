@@ -9,7 +9,7 @@ time. On a GPU rows are arrays of JAX, written by a donated program, read by the
 import ctypes
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop.data import bridge
-from interop.host.device_rows import JaxRows
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
 from interop.host.leaf_rows import LARGE, LeafRows
 from interop.host.maps import Space, in_shared_memory
 from interop.host.paging import Paging
 from interop.host.runs import Runs
+from interop.host.stored_rows import Rows
 
 _BRIEF = 1 << 16  # bytes that are copied faster than another thread starts
 _move = ctypes.memmove  # releases the GIL; if other threads run Python, getting it back takes a while
@@ -31,7 +31,7 @@ _move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_mo
 _from_numpy = torch.from_numpy
 
 
-class TorchRows:
+class TorchRows(Rows):
     """Rows in tensors of torch, on any device."""
 
     _space: Space | None = None  # where rows may have no memory yet
@@ -75,7 +75,7 @@ class TorchRows:
         finally:  # some may have moved before memory ran out
             self._hold()
 
-    def beside(self, other: "Rows", order: Sequence[int]) -> "TorchRows":
+    def beside(self, other: Rows, order: Sequence[int]) -> "TorchRows":
         """The leaves of both, in this order."""
         every = [*self.tensors, *other.tensors]
         return TorchRows([every[place] for place in order], self.lanes, self._mapped)
@@ -103,14 +103,6 @@ class TorchRows:
     def tensors(self) -> list[Tensor]:
         """The leaves."""
         return self._tensors
-
-    @property
-    def fixed(self) -> Collection[int]:
-        """The leaves that cannot be edited in place."""
-        return ()
-
-    def clear(self) -> None:
-        """No row is stored any more."""
 
     def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
         """Raise for a write that cannot be done, at resolved places or a range of rows around the ring."""
@@ -222,6 +214,10 @@ class TorchRows:
         return self._numpy
 
     @property
+    def gives_views(self) -> bool:
+        return True
+
+    @property
     def on_host(self) -> bool:
         """Whether NumPy sees the rows."""
         return self._numpy is not None
@@ -230,9 +226,6 @@ class TorchRows:
     def in_place(self) -> bool:
         """Whether writes to `tensors` change the stored rows."""
         return self.on_host
-
-
-Rows = TorchRows | JaxRows
 
 
 def _place(tensor: Tensor) -> tuple[int, int, int, torch.dtype]:

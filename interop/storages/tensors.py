@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -81,6 +81,19 @@ class TensorStorage(Storage):
         rows = TorchRows([_given(tensor).to(place.known_device()) for tensor in tensors], tuple(shape[1:]))
         self.table.adopt(layout, rows)
         self.ring.size = tensors[0].shape[0]
+
+    @classmethod
+    def over(cls, place: Place, max_size: int, *, ndim: int = 1) -> Self:
+        """A storage of items whose rows are in memory of another kind, which the first write allocates.
+
+        Args:
+            place: where the bytes of rows are; of one storage alone.
+            max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.
+            ndim: how many leading dims count as items.
+        """
+        storage = cls.__new__(cls)
+        cls._begin(storage, place, max_size, whole("ndim", ndim), False)
+        return storage
 
     def _begin(
         self,
@@ -269,7 +282,7 @@ class TensorStorage(Storage):
         return self.table.build(leaves, batch_size)
 
     def is_live(self, index: Any) -> bool:
-        return is_basic(index)
+        return is_basic(index) and (self.table.rows is None or self.table.rows.gives_views)
 
     def column(self, key: NestedKey) -> Tensor | None:
         path = as_path(key)

@@ -110,7 +110,7 @@ def test_another_storage_is_drawn_from(before, after, sampler, count):
     other.extend(rows(other.storage, range(101, 101 + count)))
     old = buffer.storage
     assert buffer.set_storage(other.storage) is old and buffer.storage is other.storage
-    assert old.attached() == []
+    assert old.followers.all() == []
     check_draws(buffer)
     buffer.extend(rows(buffer.storage, range(201, 205)))
     assert set(range(201, 205)) <= set(held(buffer))

@@ -164,8 +164,8 @@ def test_frames_of_a_game_take_less_than_a_seventh_of_the_memory():
     for storage in (once, plain):
         storage.set(0, step)
     whole = 2 * 2000 * 4 * 84 * 84
-    assert sum(tensor.nbytes for tensor in plain.rows.tensors) == whole + 2000
-    assert 7 * (sum(tensor.nbytes for tensor in once.rows.tensors) - 2000) < whole
+    assert sum(tensor.nbytes for tensor in plain.table.rows.tensors) == whole + 2000
+    assert 7 * (sum(tensor.nbytes for tensor in once.table.rows.tensors) - 2000) < whole
 
 
 # ---------------------------------------------------------------------- whole programs

@@ -26,7 +26,8 @@ from interop.engine.places.place import Place
 from interop.engine.places.shared import Shared
 from interop.host.maps import bytes_of, file_names, from_file
 from interop.host.ring import Ring
-from interop.host.rows import Rows, TorchRows
+from interop.host.rows import TorchRows
+from interop.host.stored_rows import Rows
 from interop.shared.first_write import FirstWrite
 from interop.shared.folder import (
     OWN,

@@ -13,7 +13,7 @@ from interop.data.trajectory_keys import TrajectoryKeys
 from interop.engine import plans
 from interop.engine.places.frame_rows import FrameRows, Scheme
 from interop.engine.places.place import Place
-from interop.host.rows import Rows
+from interop.host.stored_rows import Rows
 
 MOST_FRAMES = 2**31  # their numbers are int32
 

@@ -12,7 +12,8 @@ from interop.data.layout import Layout, LeafSpec
 from interop.engine.places.place import Place
 from interop.engine.places.shared import Shared
 from interop.host.device_rows import JaxRows, rows_in_jax
-from interop.host.rows import Rows, TorchRows
+from interop.host.rows import TorchRows
+from interop.host.stored_rows import Rows
 from interop.shared.first_write import FirstWrite
 
 

@@ -12,7 +12,8 @@ from interop.engine import plans
 from interop.engine.places.place import Place
 from interop.engine.places.shared import Shared
 from interop.host.maps import anonymous, copied
-from interop.host.rows import Rows, TorchRows
+from interop.host.rows import TorchRows
+from interop.host.stored_rows import Rows
 from interop.shared.first_write import FirstWrite
 
 

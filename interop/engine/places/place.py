@@ -13,7 +13,7 @@ from interop.engine import plans
 from interop.engine.guard import Guard
 from interop.engine.kept_values import KeptValues
 from interop.host.ring import Ring
-from interop.host.rows import Rows, TorchRows
+from interop.host.stored_rows import Rows
 
 # What another process has allocated: the layout of its items, [rows, *lanes], and the rows.
 Found = tuple[Layout, tuple[int, ...], Rows]
@@ -86,8 +86,10 @@ class Place:
     # ------------------------------------------------------------------ copies and other processes
 
     def holding(self, layout: Layout, tensors: Sequence[Tensor], lead: tuple[int, ...]) -> Rows:
-        """Rows with the memory of these tensors, of a table that was copied or sent to a process."""
-        return TorchRows(tensors, lead[1:])
+        """Rows with the content of these tensors, [rows, *lanes, ...], of a table that was copied or sent to a process."""
+        rows = self.zeros(layout.leaves, lead)
+        rows.write_run(0, tensors)
+        return rows
 
     def shared(self, owner: object) -> "Place":
         """The place to use once processes share the table; `owner` is alive as long as they may. Itself by default."""

@@ -13,7 +13,8 @@ from interop.engine.guard import Guard
 from interop.engine.kept_values import KeptValues
 from interop.engine.places.place import Found, Place
 from interop.host.ring import Ring
-from interop.host.rows import Rows, TorchRows
+from interop.host.rows import TorchRows
+from interop.host.stored_rows import Rows
 from interop.shared.first_write import FirstWrite
 
 
