@@ -49,13 +49,13 @@ gpu-check:  ## some minutes: compile for an H100, without one, and count what it
 	$(VENV)-gpu/bin/python -W ignore -m tests.gpu.compiled --batch 256 & \
 	$(VENV)-gpu/bin/python -W ignore -m tests.gpu.compiled --batch 65536 && wait $$!
 
-style: $(STAMP)  ## ruff, the layers that imports may not cross, and the weight that only falls
+style: $(STAMP)  ## ruff, the layers that imports may not cross, and the limits of `make weigh`, which only fall
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python .ci/weigh.py --check
 
-weigh: $(STAMP)  ## lines a folder, reaches into private names, large classes, names with several meanings
+weigh: $(STAMP)  ## what a reader must hold in mind: large classes, circles, imports upward, halves of classes, names with two meanings
 	$(BIN)/python .ci/weigh.py
 
 lint: style
