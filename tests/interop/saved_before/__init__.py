@@ -1,0 +1,1 @@
+"""Data that an earlier version of the library saved, and what it held and did next: see `write.py`."""
