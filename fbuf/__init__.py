@@ -26,7 +26,7 @@ from fbuf.samplers import (
     importance_weights,
 )
 from fbuf.sharded import Sharded
-from fbuf.trajectories import Place, Trajectories, TrajectoryState
+from fbuf.trajectories import Trajectories, TrajectoryPlace, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "NotEnoughDiskError",
     "NotEnoughMemoryError",
     "PerTrajectory",
-    "Place",
     "Plan",
     "Prioritized",
     "PrioritizedState",
@@ -64,6 +63,7 @@ __all__ = [
     "Slices",
     "SlicesState",
     "Trajectories",
+    "TrajectoryPlace",
     "TrajectoryState",
     "Uniform",
     "Writer",

@@ -17,7 +17,7 @@ from fbuf.fusion import computed_once
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
 from fbuf.samplers.slices import Written
-from fbuf.trajectories import Place, Trajectories, TrajectoryState
+from fbuf.trajectories import Trajectories, TrajectoryPlace, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
 
 
@@ -224,7 +224,7 @@ class Buffer:
         self._check(state)
         return frames.intact(state.frames, checks.slots(slots))
 
-    def place(self, state: BufferState, slots: Int[Array, "*shape"]) -> Place:
+    def place(self, state: BufferState, slots: Int[Array, "*shape"]) -> TrajectoryPlace:
         """Positions in their trajectories of the items at slots in use. O(slots)."""
         self._check(state)
         if state.trajectories is None:

@@ -74,7 +74,7 @@ class TrajectoryState:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TrajectoryPlace:
     """Positions of items in their trajectories. Each leaf has the shape of the slots."""
 
     lane: Array  # int32, over all dims of lanes, row-major
@@ -344,23 +344,23 @@ def clear(state: TrajectoryState) -> TrajectoryState:
 
 
 @jax.jit
-def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
+def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> TrajectoryPlace:
     """Positions in their trajectories of the items at slots, each of which must hold one. O(slots)."""
     found = map_entries(_place_of, slots.size, state, ring, slots.astype(jnp.int32).reshape(-1), most=_FEW)
     return jax.tree.map(lambda leaf: leaf.reshape(slots.shape), found)
 
 
-def _place_of(state: TrajectoryState, ring: RingState, _k: Array, slot: Array) -> Place:
+def _place_of(state: TrajectoryState, ring: RingState, _k: Array, slot: Array) -> TrajectoryPlace:
     return place_of_one(state, ring, *divmod_unsigned(slot, state.latest.size))
 
 
-def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Array) -> Place:
+def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Array) -> TrajectoryPlace:
     """The place of the item in a row and lane: scalars."""
     capacity = state.number.shape[0]
     number, time = cell(state.number, row, lane), time_of(ring, row, capacity)
     span = _span(state, divmod_unsigned(number, capacity)[1], lane)
     step = (time - span[_BEGAN]).astype(jnp.int32)
-    return Place(
+    return TrajectoryPlace(
         lane=lane,
         number=number,
         step=step,

@@ -18,7 +18,7 @@ from interop.buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from interop.checkpoint.checkpointers import StorageCheckpointerBase
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.bridge import to_jax, to_torch
 from interop.data.untraced import untraced
 from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, json_text
-from interop.checkpoint.checkpointers import Content, StorageCheckpointerBase
+from interop.checkpoint.checkpointer import Content, StorageCheckpointerBase
 
 _NAME = "dataset.json"
 _PLACES = {

@@ -39,8 +39,7 @@ from interop.host.equal_places import chosen_items, last_of_equal
 from interop.host.ring import Ring
 from interop.host.stored_rows import Rows
 from interop.host.threads import uninterrupted
-from interop.shared.journal import LARGEST, Guarded, Journal, counted
-from interop.shared.journal import Rows as RowNumbers
+from interop.shared.journal import LARGEST, Journal, Recorded, RowNumbers, counted
 from interop.shared.memory import Memory
 
 Advance = Callable[[Tensor, int, int], None]  # of a writer: index of the rows that were written, count, cursor
@@ -264,10 +263,10 @@ class Table:
         """Let the journal record writes of the rows."""
         self.guard.journal.guard(self.ring, self.recorded())
 
-    def recorded(self) -> Guarded:
+    def recorded(self) -> Recorded:
         """The memory that the journal records."""
         kept = self.place.kept
-        return Guarded(self.rows, self.per_row, None if kept is None else kept.by_row)
+        return Recorded(self.rows, self.per_row, None if kept is None else kept.by_row)
 
     # ------------------------------------------------------------------ admission of data
 

@@ -17,7 +17,7 @@ import numpy as np
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.manifest import parse_json
 from fbuf.checkpoint.writing import flush
-from interop.checkpoint.checkpointers import Content
+from interop.checkpoint.checkpointer import Content
 from interop.checkpoint.state import LoadOptions
 from interop.engine.saved_rows import as_array
 from interop.formats.ted_formats import NestedStorageCheckpointer

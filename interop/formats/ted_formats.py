@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Source, Writing
-from interop.checkpoint.checkpointers import Content
+from interop.checkpoint.checkpointer import Content
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import LoadOptions
 from interop.engine.saved_rows import SavedRing, as_array, as_tensor, loading, restoring_data, saved_ring

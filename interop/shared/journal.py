@@ -20,7 +20,7 @@ from interop.host.ring import CELLS, Ring
 from interop.host.threads import renew_in_children
 from interop.shared.memory import Memory
 
-Rows = range | np.ndarray
+RowNumbers = range | np.ndarray
 LARGEST = 8 << 20  # bytes of rows in a record, unless one row is larger
 LARGE = 1 << 19  # bytes from which torch's threaded copy is faster
 _PAGE = 4096
@@ -43,7 +43,7 @@ class RowBytes:
         self._bytes = array.reshape(array.shape[0], -1).view(np.uint8) if dense else None
         self._flat = None if self._bytes is None else self._bytes.reshape(-1)
 
-    def save(self, rows: Rows, out: np.ndarray) -> None:
+    def save(self, rows: RowNumbers, out: np.ndarray) -> None:
         """Copy rows to `out`."""
         if self._flat is None or self._bytes is None:
             out[:] = np.ascontiguousarray(self._array[_index(rows)]).reshape(-1).view(np.uint8)
@@ -56,7 +56,7 @@ class RowBytes:
         else:
             self._bytes.take(rows, 0, out.reshape(-1, self.size), mode="clip")
 
-    def restore(self, rows: Rows, saved: np.ndarray) -> None:
+    def restore(self, rows: RowNumbers, saved: np.ndarray) -> None:
         """Copy saved bytes back to rows."""
         at = _index(rows)
         if self._bytes is not None:
@@ -65,7 +65,7 @@ class RowBytes:
             self._array[at] = saved.copy().view(self._array.dtype).reshape(self._array[at].shape)
 
 
-def _index(rows: Rows) -> slice | np.ndarray:
+def _index(rows: RowNumbers) -> slice | np.ndarray:
     return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
@@ -223,7 +223,7 @@ class Undo:
         if self._head[_USED] and self._head[_USED] + self._need(count) > self._log.size:
             self.cut()
 
-    def save(self, rows: Rows) -> None:
+    def save(self, rows: RowNumbers) -> None:
         """Save rows before they are overwritten. There must be room for them."""
         count, head = len(rows), self._head
         if not count:
@@ -278,12 +278,12 @@ class Undo:
         self._head[_ACTIVE] = 0
         return True
 
-    def _entries(self) -> Iterator[tuple[Rows, list[tuple[RowBytes, np.ndarray]]]]:
+    def _entries(self) -> Iterator[tuple[RowNumbers, list[tuple[RowBytes, np.ndarray]]]]:
         at, used = 0, self._head[_USED]
         while at < used <= self._log.size:
             first, count, extra = self._words[at // 8 : at // 8 + _ENTRY]
             at += 8 * _ENTRY
-            rows: Rows = range(first, first + count)
+            rows: RowNumbers = range(first, first + count)
             if first < 0:
                 rows = self._log[at : at + 8 * count].view(np.int64).copy()
                 at += 8 * count
@@ -297,7 +297,7 @@ class Undo:
         if at != used:
             raise self._damaged()
 
-    def _are_rows(self, rows: Rows, count: int) -> bool:
+    def _are_rows(self, rows: RowNumbers, count: int) -> bool:
         """Whether these are `count` existing rows."""
         every = [*self._columns, *([] if self._extra is None else [self._extra])]
         there = min(column.rows for column in every)
@@ -352,13 +352,13 @@ def commits_of(path: str | os.PathLike[str]) -> int:
 
 
 class HostRows(Protocol):
-    """Rows whose leaves NumPy views. The views change when the memory of the rows moves."""
+    """RowNumbers whose leaves NumPy views. The views change when the memory of the rows moves."""
 
     @property
     def host_arrays(self) -> list[np.ndarray] | None: ...
 
 
-class Guarded(NamedTuple):
+class Recorded(NamedTuple):
     """What a journal saves: rows with `per_row` items each, and the priorities of these, [rows, per_row]."""
 
     rows: HostRows | None
@@ -408,7 +408,7 @@ class Journal(Undo):
         if self._inside:  # in the first write
             self._arm()
 
-    def resume(self, ring: Ring, memory: Memory, capacity: int, guarded: Guarded) -> None:
+    def resume(self, ring: Ring, memory: Memory, capacity: int, guarded: Recorded) -> None:
         """Continue the record of an earlier process, and roll back its open transaction. CheckpointCorrupt for damage."""
         if memory.read_only is not None:
             settle(memory, CELLS)
@@ -430,7 +430,7 @@ class Journal(Undo):
         self.memory = memory
         self._begin(memory.bytes, CELLS)
 
-    def guard(self, ring: Ring, guarded: Guarded) -> None:
+    def guard(self, ring: Ring, guarded: Recorded) -> None:
         """Record writes of these rows from now on."""
         if self.memory is None:
             self.start(ring)
@@ -438,7 +438,7 @@ class Journal(Undo):
             self.attach(ring)
         self._take(guarded)
 
-    def _take(self, guarded: Guarded) -> None:
+    def _take(self, guarded: Recorded) -> None:
         self._rows, self._seen = guarded.rows, None
         self.keep_extra(8 * guarded.per_row, guarded.priorities)
         self._look()
@@ -450,7 +450,7 @@ class Journal(Undo):
             self._seen = held
             self._watch(held)
 
-    def save(self, rows: Rows) -> None:
+    def save(self, rows: RowNumbers) -> None:
         self._look()
         super().save(rows)
 
@@ -487,7 +487,7 @@ class ReadOnly(Journal):
         raise RuntimeError(f"{self._folder} {why}; nothing was written")
 
 
-def counted(rows: Any, filled: int) -> Rows:
+def counted(rows: Any, filled: int) -> RowNumbers:
     """The rows of resolved places that are stored."""
     if isinstance(rows, int):
         return range(rows, min(rows + 1, filled))

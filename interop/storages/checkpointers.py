@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
-from interop.checkpoint.checkpointers import Content, StorageCheckpointerBase
+from interop.checkpoint.checkpointer import Content, StorageCheckpointerBase
 from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.values import NO_PICKLE, encode
 from interop.engine.saved_rows import refuse_frames, restoring_data, saved_ring

@@ -16,8 +16,8 @@ from interop.data.keys import as_path
 from interop.engine.kept_priorities import KeptPriorities
 from interop.engine.kept_uses import KeptUses
 from interop.engine.kept_values import KeptValues
-from interop.engine.places.files import Files
-from interop.engine.places.maps import Maps
+from interop.engine.places.anonymous_maps import AnonymousMaps
+from interop.engine.places.mapped_files import Files
 from interop.engine.places.place import Place
 from interop.engine.places.shared import shared_from_the_start
 from interop.shared.folder import DESCRIPTION, PRIORITIES, USES, Folder, description
@@ -77,7 +77,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self.shared_init = shared_init
         ndim, max_size = whole("ndim", ndim), whole("max_size", max_size)
         self._files: Files | None = None
-        place: Place = Maps(shares=not compilable)
+        place: Place = AnonymousMaps(shares=not compilable)
         if self.scratch_dir is not None:
             place = self._files = Files(
                 Path(self.scratch_dir),

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 
 from fbuf.memory_plan import Plan, Share
-from interop.checkpoint.checkpointers import StorageCheckpointerBase
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import Aliases
 from interop.data.arguments import class_of, whole
 from interop.data.layout import Layout

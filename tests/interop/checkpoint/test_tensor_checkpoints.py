@@ -19,7 +19,7 @@ from interop import (
     StorageEnsemble,
     TensorStorage,
 )
-from interop.checkpoint.checkpointers import StorageCheckpointerBase
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.storages.checkpointers import TensorStorageCheckpointer
 
 KINDS = (LazyTensorStorage, LazyMemmapStorage)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from interop.storages.kept_values import KeptValues
 
 from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from interop.host.rows import TorchRows
 from interop.shared import folder
 from interop.shared.folder import DESCRIPTION
-from interop.storages.kept_values import KeptValues
 from tests.interop.saved_before.folders import FOLDERS, Folder
 
 write_run = TorchRows.write_run

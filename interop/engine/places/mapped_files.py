@@ -21,7 +21,7 @@ from interop.engine.guard import Guard
 from interop.engine.kept_priorities import KeptPriorities
 from interop.engine.kept_uses import KeptUses
 from interop.engine.kept_values import KeptValues
-from interop.engine.places.maps import Maps, in_maps
+from interop.engine.places.anonymous_maps import AnonymousMaps, in_maps
 from interop.engine.places.place import Place
 from interop.engine.places.shared import Shared
 from interop.host.maps import bytes_of, file_names, from_file
@@ -40,7 +40,7 @@ from interop.shared.folder import (
     check_folders,
     reserve_again,
 )
-from interop.shared.journal import Guarded, Journal, ReadOnly
+from interop.shared.journal import Journal, ReadOnly, Recorded
 from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker
 
@@ -119,7 +119,7 @@ class Files(Place):
         self, layout: Layout, added: Sequence[LeafSpec], lead: tuple[int, ...], fill: Callable[[Rows], None]
     ) -> Rows:
         if self.folder is None:  # the folder was given up: further leaves are in memory
-            return Maps().widen(layout, added, lead, fill)
+            return AnonymousMaps().widen(layout, added, lead, fill)
         made: list[Rows] = []
         sizes, texts = self._contents(layout, lead)
         assert self._guard.journal.memory is not None
@@ -254,7 +254,7 @@ class Files(Place):
             memory = Memory(KeptValues.size(math.prod(self._lead)), self.root / name, private=folder is None)
             self.kept = _KEPT[name](memory, math.prod(self._lead[1:]), self._ring, folder, opened=True)
 
-    def resume(self, guarded: Guarded, rows: int, folder: Folder | None) -> None:
+    def resume(self, guarded: Recorded, rows: int, folder: Folder | None) -> None:
         """Continue the record of the earlier process, and own the folder; without `folder` only read."""
         journal = self._new_journal()
         state = self.root / STATE
@@ -335,7 +335,7 @@ class Files(Place):
         return TorchRows(in_maps(tensors), lead[1:])
 
     def copied(self, has_rows: bool) -> Place:
-        return Maps()
+        return AnonymousMaps()
 
     def attached(self, guard: Guard, ring: Ring, owner: object) -> Place:
         self._guard, self._ring = guard, ring

@@ -17,7 +17,7 @@ from interop.host.stored_rows import Rows
 from interop.shared.first_write import FirstWrite
 
 
-class Maps(Place):
+class AnonymousMaps(Place):
     """Memory maps without a file. They take space as rows are written, and may be larger than what is free.
 
     Args:
