@@ -1,4 +1,4 @@
-"""Buffers and their parts, as checkpoints, as results of `state_dict` and as pickles."""
+"""Buffers and their parts, as checkpoints and as results of `state_dict`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -68,12 +68,10 @@ from tests.interop.saved_before.case import (
     changing_parameters,
     drawn,
     from_folder,
-    from_pickle,
     from_state,
     members_of,
     standing,
     through_folder,
-    through_pickle,
     through_state,
     write,
 )
@@ -142,9 +140,8 @@ class Built:
 WAYS: dict[str, tuple[Callable[[ReplayBuffer, Path], None], Callable[[ReplayBuffer, Path], ReplayBuffer]]] = {
     "dumps": (through_folder, from_folder),
     "state_dict": (through_state, from_state),
-    "pickle": (through_pickle, from_pickle),
 }
-EVERY_WAY = ("dumps", "state_dict", "pickle")
+EVERY_WAY = ("dumps", "state_dict")
 
 
 def td(
@@ -529,7 +526,7 @@ KINDS: dict[str, Built] = {
         prioritized_buffer(TensorDictPrioritizedReplayBuffer, of_frames()), data.frames
     ),
     "HERReplayBuffer": Built(of_goals, data.walks, ways=("dumps", "state_dict")),
-    "ensemble of buffers": Built(of_buffers, ways=("dumps", "pickle")),
+    "ensemble of buffers": Built(of_buffers, ways=("dumps",)),
     "ensemble, from all": Built(from_all),
     "ensemble of parts": Built(of_components),
 }
@@ -755,5 +752,5 @@ def _several(sampler: Sampler) -> SchedulerList:
 PARTS_OF_TRAINING: dict[str, Case[object]] = {
     f"scheduler: {name}: {way}": _scheduler(make, way)
     for name, make in {"linear": lambda sampler: LinearScheduler(sampler, "beta", 1.0, 6), "several": _several}.items()
-    for way in ("state_dict", "pickle")
+    for way in ("state_dict",)
 }

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,16 +57,6 @@ def through_state(held: T, path: Path) -> None:
 def from_state(held: T, path: Path) -> T:
     held.load_state_dict(torch.load(path, weights_only=True))  # type: ignore[attr-defined]
     return held
-
-
-def through_pickle(held: T, path: Path) -> None:
-    path.write_bytes(pickle.dumps(held, protocol=4))
-
-
-def from_pickle(held: T, path: Path) -> T:
-    found: T = pickle.loads(path.read_bytes())
-    assert type(found) is type(held)
-    return found
 
 
 # ------------------------------------------------------------------ what is seen of a buffer

@@ -11,35 +11,27 @@ import torch
 from tensordict import TensorDict
 
 from interop import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
     HashToInt,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     MCTSForest,
-    OneHot,
     QueryModule,
     RandomProjectionHash,
     SamplerWithoutReplacement,
     Storage,
     TensorDictMap,
     Tree,
-    Unbounded,
 )
 from interop.datasets import BaseDatasetExperienceReplay, Part, Source, nested
 from tests.interop.saved_before.case import (
     Case,
     drawn,
     from_folder,
-    from_pickle,
     from_state,
     standing,
     through_folder,
-    through_pickle,
     through_state,
 )
 from tests.interop.saved_before.plain import Seen, flat
@@ -93,7 +85,6 @@ def map_case(make: Callable[[], TensorDictMap], way: str) -> Case[TensorDictMap]
 WAYS = {
     "dumps": (through_folder, from_folder),
     "state_dict": (through_state, from_state),
-    "pickle": (through_pickle, from_pickle),
 }
 for name, make_map in {
     "memory": lambda: a_map(LazyTensorStorage),
@@ -102,7 +93,7 @@ for name, make_map in {
     "lazy stack": lambda: a_map(LazyStackStorage),
     "hashes": lambda: a_map(LazyTensorStorage, of_hashes),
 }.items():
-    for way in ("dumps", "state_dict", "pickle")[: 2 if name == "maps" else 3]:
+    for way in WAYS:
         OTHERS[f"map: {name}: {way}"] = map_case(make_map, way)  # type: ignore[assignment]
 
 
@@ -132,7 +123,7 @@ def numbers_case(way: str) -> Case[HashToInt]:
     return Case(HashToInt, fill, *WAYS[way], go_on)
 
 
-for way in ("state_dict", "pickle"):
+for way in ("state_dict",):
     OTHERS[f"hash: projection: {way}"] = hash_case(way)  # type: ignore[assignment]
     OTHERS[f"hash: numbers: {way}"] = numbers_case(way)  # type: ignore[assignment]
 
@@ -187,51 +178,8 @@ def forest_case(way: str) -> Case[MCTSForest]:
     return Case(make, fill, *WAYS[way], go_on)
 
 
-for way in ("dumps", "state_dict", "pickle"):
+for way in WAYS:
     OTHERS[f"forest: {way}"] = forest_case(way)  # type: ignore[assignment]
-
-
-@dataclasses.dataclass
-class Kept:
-    """An object that is pickled by itself."""
-
-    value: object
-
-
-def pickled_case(make: Callable[[], object], see: Callable[[object], Seen]) -> Case[Kept]:
-    def fill(held: Kept) -> None:
-        held.value = make()
-
-    return Case(
-        lambda: Kept(None),
-        fill,
-        lambda held, path: through_pickle(held.value, path),
-        lambda held, path: Kept(from_pickle(make(), path)),
-        lambda held, scratch: see(held.value),
-    )
-
-
-def a_tree() -> Tree:
-    forest = MCTSForest(max_size=20)
-    for observations, actions in (([0, 123, 456], [3, 1]), ([0, 123, 392, 989], [3, 9, 6])):
-        forest.extend(rollout(observations, actions))
-    return tree_of(forest)
-
-
-def a_spec() -> Composite:
-    below = Composite(reward=Unbounded(1), done=Categorical(2, shape=(1,), dtype=torch.bool))
-    return Composite(obs=Bounded(-1.0, 2.0, (3,)), action=OneHot(4), mask=Binary(2), next=below)
-
-
-def of_spec(spec: Composite) -> Seen:
-    torch.manual_seed(4)
-    seen = flat({"text": repr(spec), "zero": spec.zero(), "drawn": spec.rand()}, "spec")
-    assert spec == a_spec()
-    return seen
-
-
-OTHERS["tree: pickle"] = pickled_case(a_tree, of_tree)  # type: ignore[assignment, arg-type]
-OTHERS["spec: pickle"] = pickled_case(a_spec, of_spec)  # type: ignore[assignment, arg-type]
 
 
 # ------------------------------------------------------------------ datasets

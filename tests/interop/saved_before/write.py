@@ -6,7 +6,8 @@ all later code. So do not run this over an archive that is there. A new format g
 
 Each case is a folder:
 
-- `saved`: what was saved, as a program leaves it: a checkpoint, a folder of memory maps, a file of torch or a pickle.
+- `saved`: what was saved, as a program leaves it: a checkpoint, a folder of memory maps, or a file of torch. Pickles are
+  for processes of one version, and not kept.
 - `expected.json`: what the object that was saved held and did next: rows, lengths, cursor, priorities, the slots and
   weights of the next batches, and all of this after further writes. A JSON object with a name for each array: its dtype, its
   shape and its numbers; or a type and a text. Complex numbers are pairs, bfloat16 numbers are their bits.
