@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": 11,
     "docs/extending.md": 8,
-    "docs/engine.md": 4,
+    "docs/engine.md": 5,
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
