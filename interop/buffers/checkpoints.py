@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -11,13 +11,37 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
 from interop.formats.torchrl_folder import TorchrlDump
-from interop.storages import TensorStorage
-
-if TYPE_CHECKING:
-    from interop.buffers.replay_buffer import ReplayBuffer
-    from interop.buffers.sampled import Sampled
+from interop.samplers import Sampler
+from interop.storages import Storage, TensorStorage
+from interop.transforms.chain import Compose
+from interop.writers import Writer
 
 KIND = "replay buffer"
+
+
+class HasSettings(Protocol):
+    """What checkpoints need of buffers and ensembles."""
+
+    @property
+    def batch_size(self) -> int | None: ...
+    @property
+    def generator(self) -> torch.Generator | None: ...
+    @property
+    def transform(self) -> Compose: ...
+    def restoring_batch_size(self, saved: int | None) -> Callable[[], None]: ...
+
+
+class HasComponents(HasSettings, Protocol):
+    """What checkpoints need of buffers with one storage."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def writer(self) -> Writer: ...
+    def drop_prefetched(self) -> None: ...
+    def reloaded(self, beside: Collection[object] = ()) -> None: ...
 
 
 def fields_of(tree: Any, where: str) -> Fields:
@@ -28,7 +52,7 @@ def fields_of(tree: Any, where: str) -> Fields:
     return fields
 
 
-def settings(buffer: "Sampled") -> dict[str, Any]:
+def settings(buffer: HasSettings) -> dict[str, Any]:
     """The part of a saved tree that buffers and ensembles have."""
     generator = buffer.generator
     return {
@@ -42,7 +66,9 @@ def settings(buffer: "Sampled") -> dict[str, Any]:
     }
 
 
-def restoring_settings(buffer: "Sampled", fields: Fields, where: str, options: LoadOptions) -> list[Callable[[], None]]:
+def restoring_settings(
+    buffer: HasSettings, fields: Fields, where: str, options: LoadOptions
+) -> list[Callable[[], None]]:
     """Check the settings in a saved tree; the returned functions load them."""
     size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
@@ -55,7 +81,7 @@ def restoring_settings(buffer: "Sampled", fields: Fields, where: str, options: L
 # ------------------------------------------------------------------ trees of checkpoints
 
 
-def saved(buffer: "ReplayBuffer", out: Writing) -> dict[str, Any]:
+def saved(buffer: HasComponents, out: Writing) -> dict[str, Any]:
     """The tree of a buffer; arrays are written to `out`. The lock is held."""
     return {
         **settings(buffer),
@@ -66,7 +92,7 @@ def saved(buffer: "ReplayBuffer", out: Writing) -> dict[str, Any]:
 
 
 def restoring(
-    buffer: "ReplayBuffer", tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection["Sampled"]
+    buffer: HasComponents, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[object]
 ) -> Callable[[], None]:
     """Check a tree; the returned function loads it. Buffers `beside` load the storage if they have the same one."""
     fields, storage = fields_of(tree, where), buffer.storage
@@ -86,7 +112,7 @@ def restoring(
 # ------------------------------------------------------------------ state dicts
 
 
-def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
+def state_dict(buffer: HasComponents) -> dict[str, Any]:
     """A copy of the state as plain values and tensors. The lock is held."""
     generator, transforms = buffer.generator, buffer.transform.state_dict()
     return {
@@ -102,7 +128,7 @@ def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
 
 
 def restoring_dict(
-    buffer: "ReplayBuffer",
+    buffer: HasComponents,
     fields: Fields,
     where: str,
     options: LoadOptions,
@@ -128,7 +154,7 @@ def restoring_dict(
     return Together([buffer.drop_prefetched, *parts, buffer.reloaded])
 
 
-def restoring_dump(buffer: "ReplayBuffer", dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
+def restoring_dump(buffer: HasComponents, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
     """Check a folder that torchrl's `dumps` wrote; the returned function loads it."""
     with dump.named():
         state = dump.state(buffer.storage, buffer.sampler, buffer.writer)
