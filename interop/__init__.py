@@ -30,6 +30,7 @@ from interop.data.untraced import untraced
 from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf
 from interop.formats.h5 import H5StorageCheckpointer
 from interop.formats.ted_formats import FlatStorageCheckpointer, NestedStorageCheckpointer
+from interop.formats.torchrl_folder import convert_torchrl
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
@@ -152,6 +153,7 @@ __all__ = [
     "Writer",
     "WriterEnsemble",
     "check_ted",
+    "convert_torchrl",
     "find_start_stop_traj",
     "from_fbuf",
     "split_trajectories",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
-from interop.formats.torchrl_folder import TorchrlDump
 from interop.samplers import Sampler
-from interop.storages import Storage, TensorStorage
+from interop.storages import Storage
 from interop.transforms.chain import Compose
 from interop.writers import Writer
 
@@ -127,15 +126,8 @@ def state_dict(buffer: HasComponents) -> dict[str, Any]:
     }
 
 
-def restoring_dict(
-    buffer: HasComponents,
-    fields: Fields,
-    where: str,
-    options: LoadOptions,
-    rows: Callable[[], Callable[[], None]] | None = None,
-) -> Callable[[], None]:
-    """Check a `state_dict`; the returned function loads it. `rows` checks and reads those that are not in it."""
-    storage = buffer.storage
+def restoring_dict(buffer: HasComponents, fields: Fields, where: str, options: LoadOptions) -> Callable[[], None]:
+    """Check a `state_dict`; the returned function loads it."""
     for name in ("_sampler", "_writer"):
         if name not in fields:
             raise CheckpointMismatch(f"{where}: it is not the state of a buffer, the entry {name!r} is missing")
@@ -150,18 +142,8 @@ def restoring_dict(
         buffer.restoring_batch_size(size),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
-    parts.insert(0, storage.restoring_dict(fields.any("_storage")) if rows is None else rows())
+    parts.insert(0, buffer.storage.restoring_dict(fields.any("_storage")))
     return Together([buffer.drop_prefetched, *parts, buffer.reloaded])
-
-
-def restoring_dump(buffer: HasComponents, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
-    """Check a folder that torchrl's `dumps` wrote; the returned function loads it."""
-    with dump.named():
-        state = dump.state(buffer.storage, buffer.sampler, buffer.writer)
-        cursor, written = (state["_writer"].get(name) for name in ("_cursor", "_write_count"))
-        storage = cast(TensorStorage, buffer.storage)  # `dump.state` has refused others
-        rows = partial(dump.restoring_rows, storage, cursor, written, options)
-        return restoring_dict(buffer, Fields(state, dump.where), dump.where, options, rows)
 
 
 def _restoring_generator(generator: torch.Generator | None, saved: Any, where: str) -> Callable[[], None]:

@@ -29,7 +29,6 @@ from interop.data import randomness
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
-from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
 from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
@@ -806,9 +805,6 @@ class ReplayBuffer(Sampled):
         self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[Sampled] = ()
     ) -> Callable[[], None]:
         return checkpoints.restoring(self, tree, source, options, where, beside)
-
-    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
-        return checkpoints.restoring_dump(self, dump, options)
 
     def reloaded(self, beside: Collection[object] = ()) -> None:
         """The rows of the storage were replaced: other buffers on it, except those `beside`, start over."""
