@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,10 +29,12 @@ from interop.shared.first_write import FirstWrite
 from interop.shared.journal import LARGEST, Guarded, Journal
 from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker
-from interop.specs.spec import TensorSpec
 from interop.storages import further_keys, planning, reading, writes
 from interop.storages.ragged_rows import reclaim
 from interop.storages.storage import Storage
+
+if TYPE_CHECKING:
+    from interop.specs.spec import TensorSpec  # a program without specs does not load them
 
 
 class TensorStorage(Storage):
@@ -291,7 +293,7 @@ class TensorStorage(Storage):
         zeros = [torch.zeros((*lead, *spec.shape), dtype=spec.dtype, device=self.device) for spec in leaves]
         return TorchRows(zeros, lead[1:])
 
-    def allocate(self, spec: TensorSpec) -> None:
+    def allocate(self, spec: "TensorSpec") -> None:
         """Allocate the memory for all items before the first write, for items of a spec.
 
         Keys, shapes and dtypes are fixed from then on, also after `empty`; not in processes that were started before, and
