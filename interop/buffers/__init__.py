@@ -1,4 +1,4 @@
-"""Replay buffers: a storage, a sampler and a writer joined."""
+"""Replay buffers: a storage, a sampler and a writer joined, on a CPU run by the host engine, on accelerators by `fbuf`."""
 
 from interop.buffers.conditional import ConditionalUpdateResult
 from interop.buffers.ensemble import ReplayBufferEnsemble

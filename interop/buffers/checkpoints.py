@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,14 +10,37 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
-from interop.formats.torchrl_folder import TorchrlDump
-from interop.storages import TensorStorage
-
-if TYPE_CHECKING:
-    from interop.buffers.replay_buffer import ReplayBuffer
-    from interop.buffers.sampled import Sampled
+from interop.samplers import Sampler
+from interop.storages import Storage
+from interop.transforms.chain import Compose
+from interop.writers import Writer
 
 KIND = "replay buffer"
+
+
+class HasSettings(Protocol):
+    """What checkpoints need of buffers and ensembles."""
+
+    @property
+    def batch_size(self) -> int | None: ...
+    @property
+    def generator(self) -> torch.Generator | None: ...
+    @property
+    def transform(self) -> Compose: ...
+    def restoring_batch_size(self, saved: int | None) -> Callable[[], None]: ...
+
+
+class HasComponents(HasSettings, Protocol):
+    """What checkpoints need of buffers with one storage."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def writer(self) -> Writer: ...
+    def drop_prefetched(self) -> None: ...
+    def reloaded(self, beside: Collection[object] = ()) -> None: ...
 
 
 def fields_of(tree: Any, where: str) -> Fields:
@@ -28,7 +51,7 @@ def fields_of(tree: Any, where: str) -> Fields:
     return fields
 
 
-def settings(buffer: "Sampled") -> dict[str, Any]:
+def settings(buffer: HasSettings) -> dict[str, Any]:
     """The part of a saved tree that buffers and ensembles have."""
     generator = buffer.generator
     return {
@@ -42,7 +65,9 @@ def settings(buffer: "Sampled") -> dict[str, Any]:
     }
 
 
-def restoring_settings(buffer: "Sampled", fields: Fields, where: str, options: LoadOptions) -> list[Callable[[], None]]:
+def restoring_settings(
+    buffer: HasSettings, fields: Fields, where: str, options: LoadOptions
+) -> list[Callable[[], None]]:
     """Check the settings in a saved tree; the returned functions load them."""
     size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
@@ -55,7 +80,7 @@ def restoring_settings(buffer: "Sampled", fields: Fields, where: str, options: L
 # ------------------------------------------------------------------ trees of checkpoints
 
 
-def saved(buffer: "ReplayBuffer", out: Writing) -> dict[str, Any]:
+def saved(buffer: HasComponents, out: Writing) -> dict[str, Any]:
     """The tree of a buffer; arrays are written to `out`. The lock is held."""
     return {
         **settings(buffer),
@@ -66,7 +91,7 @@ def saved(buffer: "ReplayBuffer", out: Writing) -> dict[str, Any]:
 
 
 def restoring(
-    buffer: "ReplayBuffer", tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection["Sampled"]
+    buffer: HasComponents, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[object]
 ) -> Callable[[], None]:
     """Check a tree; the returned function loads it. Buffers `beside` load the storage if they have the same one."""
     fields, storage = fields_of(tree, where), buffer.storage
@@ -86,7 +111,7 @@ def restoring(
 # ------------------------------------------------------------------ state dicts
 
 
-def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
+def state_dict(buffer: HasComponents) -> dict[str, Any]:
     """A copy of the state as plain values and tensors. The lock is held."""
     generator, transforms = buffer.generator, buffer.transform.state_dict()
     return {
@@ -101,15 +126,8 @@ def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
     }
 
 
-def restoring_dict(
-    buffer: "ReplayBuffer",
-    fields: Fields,
-    where: str,
-    options: LoadOptions,
-    rows: Callable[[], Callable[[], None]] | None = None,
-) -> Callable[[], None]:
-    """Check a `state_dict`; the returned function loads it. `rows` checks and reads those that are not in it."""
-    storage = buffer.storage
+def restoring_dict(buffer: HasComponents, fields: Fields, where: str, options: LoadOptions) -> Callable[[], None]:
+    """Check a `state_dict`; the returned function loads it."""
     for name in ("_sampler", "_writer"):
         if name not in fields:
             raise CheckpointMismatch(f"{where}: it is not the state of a buffer, the entry {name!r} is missing")
@@ -124,18 +142,8 @@ def restoring_dict(
         buffer.restoring_batch_size(size),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
-    parts.insert(0, storage.restoring_dict(fields.any("_storage")) if rows is None else rows())
+    parts.insert(0, buffer.storage.restoring_dict(fields.any("_storage")))
     return Together([buffer.drop_prefetched, *parts, buffer.reloaded])
-
-
-def restoring_dump(buffer: "ReplayBuffer", dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
-    """Check a folder that torchrl's `dumps` wrote; the returned function loads it."""
-    with dump.named():
-        state = dump.state(buffer.storage, buffer.sampler, buffer.writer)
-        cursor, written = (state["_writer"].get(name) for name in ("_cursor", "_write_count"))
-        storage = cast(TensorStorage, buffer.storage)  # `dump.state` has refused others
-        rows = partial(dump.restoring_rows, storage, cursor, written, options)
-        return restoring_dict(buffer, Fields(state, dump.where), dump.where, options, rows)
 
 
 def _restoring_generator(generator: torch.Generator | None, saved: Any, where: str) -> Callable[[], None]:

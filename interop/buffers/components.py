@@ -10,11 +10,10 @@ from torch import Tensor
 from fbuf.memory_plan import Share
 from interop.buffers import collate
 from interop.data.arguments import class_of
+from interop.data.item_specs import is_spec
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
-from interop.specs import torchrl_classes
-from interop.specs.spec import TensorSpec
 from interop.storages import ListStorage, Storage, StorageEnsemble, TensorStorage
 from interop.storages import planning as of_storages
 from interop.transforms.chain import Compose, as_chain
@@ -83,8 +82,7 @@ def shares_of(storage: Storage, sampler: Sampler, writer: Writer, stored: Any) -
 
 def example_of(data: Any, ndim: int, dim_extend: int) -> Any:
     """The data for `extend`; an example row for a spec, of `interop.specs` or torchrl."""
-    data = torchrl_classes.converted(data)
-    return swapped(of_storages.row_of(data, ndim), dim_extend) if isinstance(data, TensorSpec) else data
+    return swapped(of_storages.row_of(data, ndim), dim_extend) if is_spec(data) else data
 
 
 def first_row(stored: Any) -> Any:

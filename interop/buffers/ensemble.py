@@ -25,7 +25,6 @@ from interop.checkpoint.state import Entries, LoadOptions, Together, described, 
 from interop.data import randomness
 from interop.data.keys import entry_at, no_priorities
 from interop.data.members import named, of_kind, picked, routed
-from interop.formats.torchrl_folder import TorchrlDump
 from interop.samplers import SamplerEnsemble
 from interop.shared.storage_lock import all_locked, locked
 from interop.storages import Storage, StorageEnsemble
@@ -353,11 +352,6 @@ class ReplayBufferEnsemble(Sampled):
             before = [*beside, *self.members[:place]]
             checks.append(partial(member.restoring, saved, source, options, f"{where}, member {place}", before))
         return Together([self.drop_prefetched, together(checks), *rest])
-
-    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> NoReturn:
-        raise CheckpointMismatch(
-            f"{dump.where}: in torchrl, dump each buffer of an ensemble by itself, and load it into a member"
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         for each in (self, *self.members):

@@ -20,6 +20,7 @@ from fbuf.memory_plan import Plan, Share
 from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import all_made, check_fit, example_of, first_row, made, shares_of
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
+from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
@@ -30,7 +31,6 @@ from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.engine import plans
 from interop.engine.followers import counts_of
-from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
 from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
@@ -769,9 +769,7 @@ class ReplayBuffer(Sampled):
 
         ImportError where Ray is not installed, TypeError or ValueError for options that Ray does not have.
         """
-        from interop.remote.as_remote import as_remote  # its package imports this module
-
-        return as_remote(cls, remote_config)
+        return actor_class(cls, remote_config)
 
     # ------------------------------------------------------------------ checkpoints and copies
 
@@ -809,10 +807,7 @@ class ReplayBuffer(Sampled):
     ) -> Callable[[], None]:
         return checkpoints.restoring(self, tree, source, options, where, beside)
 
-    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
-        return checkpoints.restoring_dump(self, dump, options)
-
-    def reloaded(self, beside: Collection[Sampled] = ()) -> None:
+    def reloaded(self, beside: Collection[object] = ()) -> None:
         """The rows of the storage were replaced: other buffers on it, except those `beside`, start over."""
         self._sampler.reloaded(self._storage)
         for buffer in self._storage.followers.buffers():

@@ -20,9 +20,9 @@ from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Part, Request
 from interop.checkpoint.state import Aliases, LoadOptions
+from interop.checkpoint.torchrl_folders import refuse_torchrl_folder
 from interop.data.arguments import whole
 from interop.engine.guard import replaced
-from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.host.threads import Lock, came_from_a_signal, finished
 from interop.samplers import Sampler
 from interop.samplers.drawing import names_slots
@@ -115,10 +115,6 @@ class Sampled(Aliases):
 
         Buffers `beside` are loaded before this one, and load a storage that they share with it.
         """
-        raise NotImplementedError
-
-    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
-        """As `restoring`, for a folder written by `dumps` of torchrl."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ settings
@@ -406,8 +402,8 @@ class Sampled(Aliases):
 
         Everything is read and checked before anything changes; after an error the buffer is as before, bit for bit. The
         rows are in memory twice meanwhile, unless the storage has no memory yet. Parameters such as alpha, beta and
-        batch_size become those of the checkpoint; another batch_size warns. Folders that `dumps` of torchrl wrote from
-        tensor storages are read, too.
+        batch_size become those of the checkpoint; another batch_size warns. Folders that `dumps` of torchrl wrote are
+        converted first, by `interop.formats.convert_torchrl`.
 
         Args:
             path: the folder. Nothing in it is changed or executed.
@@ -423,14 +419,14 @@ class Sampled(Aliases):
             CheckpointMismatch: it is one of something else: all differences are listed.
         """
         options = LoadOptions(strict, cast, allow_pickle)
-        foreign = is_torchrl_dump(path)
+        refuse_torchrl_folder(path)
 
         def check(source: Source) -> Callable[[], None]:
             return self.restoring(source.tree, source, options, str(source.path))
 
         with self._unchanging():
-            self._put_in(self.restoring_dump(TorchrlDump(path), options) if foreign else load(path, check, verify))
-        self._latest_checkpoint = None if foreign else Path(path).absolute()
+            self._put_in(load(path, check, verify))
+        self._latest_checkpoint = Path(path).absolute()
 
     def _put_in(self, restored: Callable[[], None]) -> None:
         """Load a checked state in one transaction."""

@@ -1,0 +1,1 @@
+"""The state of components, and how values, layouts and the content of storages are saved."""

@@ -1,6 +1,7 @@
 """Layouts and structures of items as saved trees, and back. Names of dtypes, devices and classes are looked up, not run."""
 
 import collections
+import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ _DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MAY_IMPORT: set[str] = set()
 _DEVICE = re.compile(r"[a-z]{1,20}(:[0-9]{1,3})?")
 
 
@@ -60,10 +62,15 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
-    """The class of that name, if it is one that fits, of a module that was imported. Nothing is imported here.
+def may_import(*packages: str) -> None:
+    """Have these packages of the library imported when a checkpoint names one of their classes."""
+    _MAY_IMPORT.update(packages)
 
-    CheckpointMismatch where there is none.
+
+def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
+    """The class of that name, if it is one that fits, of a module that was imported.
+
+    Nothing is imported here but the packages given to `may_import`. CheckpointMismatch where there is no such class.
     """
     found = _found(name)
     if not isinstance(found, type) or found in _NAMES or not fits(found):
@@ -74,6 +81,10 @@ def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
 def _found(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
+    package = ".".join(module.split(".")[:2])
+    if found is None and package in _MAY_IMPORT:
+        importlib.import_module(package)
+        found = sys.modules.get(module)
     for step in path.split("."):
         try:  # past `__getattr__` of modules and classes, which may import
             found = object.__getattribute__(found, "__dict__").get(step)

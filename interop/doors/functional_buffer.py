@@ -19,6 +19,7 @@ from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
 from interop.data import bridge, randomness
 from interop.data.arguments import not_negative, whole
 from interop.data.keys import as_path
+from interop.data.untraced import untraced
 from interop.doors.held_state import Handle, HeldState
 from interop.doors.programs import DrawProgram, programs_of
 from interop.host import compiled
@@ -306,4 +307,5 @@ def _priorities(priority: Any) -> np.ndarray:
     return good_priorities(priority, str(jax.dtypes.canonicalize_dtype("float64")))[0]
 
 
+untraced(FunctionalReplayBuffer)
 from_fbuf = FunctionalReplayBuffer  # the name that pairs with `to_fbuf`

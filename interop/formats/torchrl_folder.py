@@ -1,10 +1,11 @@
-"""Folders that torchrl's `dumps` wrote: rows of tensor storages, the cursor and priorities."""
+"""Converts folders that torchrl's `dumps` wrote: rows of tensor storages, the cursor and priorities."""
 
 import contextlib
+import copy
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
@@ -12,18 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields, manifest
-from fbuf.checkpoint.arrays import as_bytes, row_bytes
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
+from fbuf.checkpoint.arrays import row_bytes
 from fbuf.checkpoint.manifest import parse_json
+from interop.buffers import ReplayBuffer
 from interop.checkpoint.layouts import dtype_stored
-from interop.checkpoint.state import LoadOptions
+from interop.checkpoint.torchrl_folders import is_torchrl_folder
+from interop.data.arguments import class_of
 from interop.data.bridge import DTYPES
 from interop.data.layout import Layout, Leaf, LeafSpec
-from interop.engine.saved_rows import SavedRing, loading
-from interop.samplers import Sampler
+from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
 from interop.storages import Storage, TensorStorage
-from interop.writers import Writer
+from interop.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 
 _SINGLE = "_-single-tensor-_"  # the name of a storage's only tensor
 _LARGEST_JSON = 1 << 26  # bytes
@@ -34,12 +37,41 @@ _DESCRIPTION = ("shape", "device", "_type")  # entries of meta.json that are no 
 _MOST_DEEP = 64
 
 
-def is_torchrl_dump(path: str | os.PathLike[str]) -> bool:
-    """Whether torchrl wrote the folder: it has no manifest, and has files of torchrl's buffers."""
-    top = os.fspath(path)
-    if not os.path.isdir(top) or os.path.lexists(os.path.join(top, manifest.NAME)):
-        return False
-    return os.path.isdir(os.path.join(top, "storage")) or os.path.isfile(os.path.join(top, "buffer_metadata.json"))
+def convert_torchrl(
+    folder: str | os.PathLike[str], path: str | os.PathLike[str], like: ReplayBuffer | None = None
+) -> None:
+    """Make a checkpoint, which `loads` reads, of a folder that `dumps` of torchrl wrote from a tensor storage.
+
+    It has the rows, the cursor, the batch size and the priorities. The rows go from file to file: they may be larger than
+    memory. Nothing in the folder is executed or changed, and no link in it is followed. Prefetched batches and random
+    numbers are not taken over.
+
+    Torchrl saves neither classes nor structures. By default the checkpoint is one of a buffer of tensordicts or tensors
+    with a PrioritizedSampler where there are priorities, else a RandomSampler. Its writer is a TensorDictRoundRobinWriter
+    where items have an "index", else a RoundRobinWriter, or an ImmutableDatasetWriter where none was saved.
+
+    Args:
+        folder: was written by torchrl.
+        path: a folder; made if it is missing. Other files in it stay.
+        like: a buffer built as the one that will load the checkpoint: for other samplers and writers, and for items that are
+            lists, tuples, dicts or tensorclasses, one of which must be in it. It is not changed.
+
+    Raises:
+        FileNotFoundError: there is no folder.
+        CheckpointCorrupt: the folder is damaged; the message names the file. It has no checksums: sizes of files are
+            compared with their descriptions.
+        CheckpointMismatch: it was written from something else; the message says how to save it instead.
+    """
+    if like is not None and not isinstance(like, ReplayBuffer):
+        raise TypeError(f"like must be a ReplayBuffer or None, got {class_of(like)}")
+    if os.path.realpath(folder) == os.path.realpath(path):
+        raise ValueError(f"path must be another folder than {os.fspath(folder)!r}, which is read")
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{os.fspath(folder)}: there is no folder")
+    if not is_torchrl_folder(folder):
+        raise CheckpointMismatch(f"{os.fspath(folder)}: was not written by `dumps` of a buffer of torchrl")
+    with torch.inference_mode(False), torch.device("cpu"):
+        _Dump(folder).buffer(like).dumps(path)
 
 
 @dataclass(frozen=True)
@@ -50,50 +82,54 @@ class _TensorFile:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def read(self) -> np.ndarray:
-        """The values, in new memory."""
-        values = np.empty(self.shape, DTYPES[self.dtype])
-        self.read_into(values)
+    def mapped(self) -> Tensor:
+        """The values, read where they are used. Changes do not reach the file."""
+        if not math.prod(self.shape):
+            return torch.empty(self.shape, dtype=self.dtype)
+        with _errors(self.path):
+            flat = torch.from_file(str(self.path), shared=False, size=math.prod(self.shape), dtype=self.dtype)
+        return flat.view(self.shape)
+
+    def rows(self, count: int) -> Tensor:
+        """`mapped`, of which the first rows are checked."""
+        values = self.mapped()
+        if self.dtype == torch.bool and count and self.shape[0] and int(values[:count].view(torch.uint8).max()) > 1:
+            raise CheckpointCorrupt(f"{self.path}: damaged, it holds bytes that are neither True nor False")
         return values
 
-    def read_into(self, values: np.ndarray) -> None:
-        """Fill a contiguous array with the first values."""
-        if not values.size:
-            return
-        with _errors(self.path), open(self.path, "rb") as file:
-            if file.readinto(as_bytes(values).data) != values.nbytes:
-                raise CheckpointCorrupt(f"{self.path}: ends too soon")
-        if self.dtype == torch.bool and values.view(np.uint8).max() > 1:
-            raise CheckpointCorrupt(f"{self.path}: damaged, it holds bytes that are neither True nor False")
 
+class _Dump:
+    """A folder that torchrl's `dumps` wrote.
 
-class TorchrlDump:
-    """A folder that torchrl's `dumps` wrote. Nothing in it is executed or changed, and no link is followed.
-
-    Such a folder has no checksums: sizes of files are compared with their descriptions. Prefetched batches are pickled
-    there, and not read. CheckpointCorrupt for a missing or damaged file, CheckpointMismatch for content of something else.
+    CheckpointCorrupt for a missing or damaged file, CheckpointMismatch for content of something else.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._top = File(os.path.realpath(path))
-        self.where = str(self._top)
 
-    @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
-        """A context whose errors of checkpoints name the folder."""
+    def buffer(self, like: ReplayBuffer | None) -> ReplayBuffer:
+        """A buffer with the content, whose rows are the files. Every error of checkpoints names the folder."""
         try:
-            yield
+            return self._buffer(like)
         except CheckpointError as error:
-            raise error if self.where in str(error) else type(error)(f"{self.where}: {error}") from error
+            where = str(self._top)
+            raise error if where in str(error) else type(error)(f"{where}: {error}") from error
 
-    def state(self, storage: Storage, sampler: Sampler, writer: Writer) -> dict[str, Any]:
-        """The `state_dict` of a buffer of these components, without rows; what torchrl does not save is theirs."""
-        if not isinstance(storage, TensorStorage) or storage.table.place.in_order:
-            raise CheckpointMismatch(
-                f"{self.where}: folders of torchrl are read into storages of tensors, not into a "
-                f"{type(storage).__name__}. There, dump each buffer of an ensemble by itself, and extend a buffer that has "
-                "a LazyTensorStorage with the items of a list"
-            )
+    def _buffer(self, like: ReplayBuffer | None) -> ReplayBuffer:
+        self._refuse_other()
+        size, state, ring = self._batch_size(), self._priorities(), self._ring()
+        storage = self._storage(None if like is None else _of_tensors(like.storage), ring)
+        sampler, writer = self._components(storage, state, ring) if like is None else _copies(like, storage)
+        self._refuse_components(sampler, writer, state, ring)
+        made = ReplayBuffer(storage=storage, sampler=sampler, writer=writer, batch_size=size)
+        if state is not None:
+            sampler.load_state_dict(state)
+        if ring is not None and "_cursor" in writer.state_dict():
+            writer.load_state_dict({"_cursor": ring.cursor, "_write_count": ring.written})
+        return made
+
+    def _refuse_other(self) -> None:
+        """CheckpointMismatch for a folder of something else than rows of tensors."""
         if self._file("storage", "storage_metadata.json") is None:
             raise CheckpointMismatch(
                 f"{self._top / 'storage'}: has no rows of a tensor storage. H5 files, compressed items and ensembles are "
@@ -102,60 +138,90 @@ class TorchrlDump:
             )
         if self._file("transform.t") is not None:
             raise CheckpointMismatch(
-                f"{self._top / 'transform.t'}: the state of transforms is not read: move the file away, load the rest, and "
-                "give torch.load(file, weights_only=True) to the load_state_dict() of the transforms"
+                f"{self._top / 'transform.t'}: the state of transforms is not read: move the file away, convert and load "
+                "the rest, and give torch.load(file, weights_only=True) to the load_state_dict() of the transforms"
             )
-        return {
-            "_batch_size": self._fields("buffer_metadata.json").any("batch_size"),
-            "_sampler": self._sampler_state(sampler),
-            "_writer": self._writer_state(writer),
-            "_transforms": {},
-            "_rng": None,  # other numbers are drawn here
-        }
 
-    def restoring_rows(
-        self, storage: TensorStorage, cursor: int | None, written: int | None, options: LoadOptions
-    ) -> Callable[[], None]:
-        """Check the rows against a storage, and read them; the returned function stores them.
+    def _batch_size(self) -> int | None:
+        fields = self._fields("buffer_metadata.json")
+        return None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
 
-        Args:
-            storage: a storage of tensors.
-            cursor: the row that is written next; None for the one behind the last row.
-            written: how many rows were ever written, if known.
-            options: the options of the load.
-        """
-        fields, like, ndim = self._fields("storage", "storage_metadata.json"), storage.table.fixed_layout, storage.ndim
-        if fields.flag("is_pytree"):
-            files = self._pytree(fields.fields("metadata"), fields.any("metadata"), like)
-        else:
-            files = dict(self._entries(("storage",), ()))
-        shape = next(iter(files.values())).shape[:ndim] if files else ()
-        if len(shape) < ndim or any(file.shape[:ndim] != shape for file in files.values()):
+    # ------------------------------------------------------------------ components
+
+    def _components(
+        self, storage: TensorStorage, state: Mapping[str, Any] | None, ring: "_Ring | None"
+    ) -> tuple[Sampler, Writer]:
+        """A sampler for the saved priorities, and the writer that has written the rows."""
+        sampler: Sampler = RandomSampler()
+        if state is not None:
+            capacity, dtype = state["_max_capacity"], torch.from_numpy(state["_sum_tree"]).dtype
+            if capacity < storage.max_size:
+                raise CheckpointCorrupt(
+                    f"{self._top / 'sampler'}: has {capacity} priorities for {storage.max_size} items"
+                )
+            sampler = PrioritizedSampler(capacity, state["_alpha"], state["_beta"], state["_eps"], dtype)
+        if ring is None:
+            return sampler, ImmutableDatasetWriter()
+        layout = storage.item_layout
+        stamped = layout is not None and layout.is_tensordict and ("index",) in layout.places
+        return sampler, TensorDictRoundRobinWriter() if stamped else RoundRobinWriter()
+
+    def _refuse_components(
+        self, sampler: Sampler, writer: Writer, state: Mapping[str, Any] | None, ring: "_Ring | None"
+    ) -> None:
+        """CheckpointMismatch for a sampler or a writer whose state is not in the folder."""
+        mine, prioritized = sampler.state_dict(), state is not None
+        if prioritized != ("_sum_tree" in mine) or (mine and not prioritized):
+            kind = "PrioritizedSampler" if prioritized else "RandomSampler"
             raise CheckpointMismatch(
-                f"{fields.where}: the items should be tensors with the same {ndim} leading dims, those of a storage with "
-                f"ndim={ndim}"
+                f"{self._top / 'sampler'}: has {'' if prioritized else 'no '}priorities, and the state of other samplers is "
+                f"not read, so a {type(sampler).__name__} cannot go on: convert it like a buffer with a {kind}, load it "
+                "into one, then call its set_sampler()"
             )
-        capacity, per_row = shape[0], math.prod(shape[1:])
-        length = fields.whole("len", most=max(math.prod(file.shape) for file in files.values()))
-        if per_row == 0 or length % per_row or length > math.prod(shape):
+        if writer.state_dict() and (ring is None or "_cursor" not in writer.state_dict()):
             raise CheckpointMismatch(
-                f"{fields.where}: {length} items are no rows of {list(shape)}: the storage was saved with another ndim"
+                f"{self._top / 'writer'}: has {'no ' if ring is None else ''}cursor: convert it like a buffer with "
+                f"{'an ImmutableDatasetWriter' if ring is None else 'a RoundRobinWriter'}, not with a "
+                f"{type(writer).__name__}"
             )
-        filled = length // per_row
-        if cursor is not None and cursor > min(filled, capacity - 1):
-            raise CheckpointCorrupt(
-                f"{self.where}: the cursor of the writer, {cursor}, is not in the {filled} rows of {capacity}"
+
+    def _ring(self) -> "_Ring | None":
+        """Where the writer stands; None for one that writes nothing."""
+        if not (self._top / "writer").is_dir():
+            return None
+        fields = self._fields("writer", "metadata.json")
+        if "rank_key" in fields:
+            raise CheckpointMismatch(
+                f"{fields.where}: ranks of rows are not read: extend a buffer that has a TensorDictMaxValueWriter with the "
+                "items"
             )
-        layout = _layout({path: LeafSpec(path, file.shape[ndim:], file.dtype) for path, file in files.items()}, like)
-        end = filled % capacity if cursor is None else cursor
-        ring = SavedRing(ndim, shape[1:], capacity, filled, max(written or 0, filled), end)
+        count = fields.any("write_count") if "write_count" in fields else None  # early versions: none
+        return _Ring(fields.whole("cursor"), 0 if count is None else fields.whole("write_count"))
 
-        def fill(arrays: Sequence[np.ndarray | None]) -> None:
-            for leaf, array in zip(layout.leaves, arrays, strict=True):
-                if array is not None:
-                    files[leaf.path].read_into(array)
-
-        return loading(storage.table, layout, ring, fill, options, self.where)
+    def _priorities(self) -> dict[str, Any] | None:
+        """The state of a PrioritizedSampler; None where there is none."""
+        if all(self._file("sampler", name) is None for name in ("sampler_metadata.json", "sumtree.memmap")):
+            return None
+        fields = self._fields("sampler", "sampler_metadata.json")
+        size = fields.number("_max_capacity", 1)  # integers may be written as floats
+        if size != int(size) or size >= 2**31:
+            raise fields.wrong("_max_capacity", "an integer below 2**31", size)
+        sums, least = (
+            self._tensor("sampler", name, dtype="float64", shape=[int(size)]).mapped().numpy()
+            for name in ("sumtree.memmap", "mintree.memmap")
+        )
+        held = least < np.finfo(np.float32).max  # that is what slots without an item have
+        if np.isnan(least).any() or (sums[held] != least[held]).any() or sums[~held].any():
+            raise CheckpointCorrupt(f"{self._top / 'sampler'}: damaged, mintree.memmap differs from sumtree.memmap")
+        # Early versions wrote the highest priority as a weight.
+        highest, slot = fields.items("_max_priority", 2) if "_schema_version" in fields else (None, None)
+        if slot is not None:  # written as a float
+            slot = int(Fields({"slot": slot}, fields.where).number("slot", 0))
+        with np.errstate(over="ignore"):
+            dtype = np.float32 if (sums == sums.astype(np.float32)).all() else np.float64
+            weights = {"_sum_tree": sums.astype(dtype), "_min_tree": least.astype(dtype)}
+        top = {"_schema_version": 1, "_max_capacity": int(size), "_max_priority": [highest, slot]}
+        return {**top, **{name: fields.number(name, 0) for name in ("_alpha", "_beta", "_eps")}, **weights}
 
     # ------------------------------------------------------------------ files
 
@@ -200,6 +266,41 @@ class TorchrlDump:
         return _TensorFile(self._top.joinpath(*names), dtype, shape)
 
     # ------------------------------------------------------------------ rows
+
+    def _storage(self, like: TensorStorage | None, ring: "_Ring | None") -> TensorStorage:
+        """A storage whose rows are the files."""
+        fields, known = self._fields("storage", "storage_metadata.json"), None if like is None else like.fixed_layout
+        if fields.flag("is_pytree"):
+            files = self._pytree(fields.fields("metadata"), fields.any("metadata"), known)
+        else:
+            files = dict(self._entries(("storage",), ()))
+        length = fields.whole("len", most=max((math.prod(file.shape) for file in files.values()), default=0))
+        ndim = _ndim([file.shape for file in files.values()], length, ring) if like is None else like.ndim
+        shape = next(iter(files.values())).shape[:ndim] if files else ()
+        if len(shape) < ndim or any(file.shape[:ndim] != shape for file in files.values()):
+            raise CheckpointMismatch(
+                f"{fields.where}: the items should be tensors with the same {ndim} leading dims, those of a storage with "
+                f"ndim={ndim}"
+            )
+        capacity, per_row = shape[0], math.prod(shape[1:])
+        if per_row == 0 or length % per_row or length > math.prod(shape):
+            raise CheckpointMismatch(
+                f"{fields.where}: {length} items are no rows of {list(shape)}: the storage was saved with another ndim, "
+                "pass `like`, a buffer with that ndim"
+            )
+        filled = length // per_row
+        if ring is not None and ring.cursor > min(filled, capacity - 1):
+            raise CheckpointCorrupt(
+                f"{self._top}: the cursor of the writer, {ring.cursor}, is not in the {filled} rows of {capacity}"
+            )
+        specs = {path: LeafSpec(path, file.shape[ndim:], file.dtype) for path, file in files.items()}
+        layout = _layout(specs, known)
+        leaves = [files[leaf.path].rows(filled) for leaf in layout.leaves]
+        storage = TensorStorage(layout.build(leaves, shape), ndim=ndim)
+        storage.ring.size = filled
+        end = filled % capacity if ring is None else ring.cursor
+        storage.ring.restored(filled if ring is None else max(ring.written, filled), end)
+        return storage
 
     def _entries(
         self, names: tuple[str, ...], path: tuple[str, ...], named: str | None = None
@@ -260,7 +361,7 @@ class TorchrlDump:
         if known.keys() != described.keys():
             raise CheckpointMismatch(
                 f"{fields.where}: the tensors {[*described][:8]} are not those of the storage, {[*known][:8]}. Their lists, "
-                "tuples and dicts were not saved: write one item into the storage first, its structure will be used"
+                "tuples and dicts were not saved: pass `like`, a buffer with one item of their structure"
             )
         files = {}
         for name, path in known.items():
@@ -269,55 +370,39 @@ class TorchrlDump:
             files[path] = self._tensor("storage", *parts, dtype=entry.any("dtype"), shape=entry.any("shape"))
         return files
 
-    # ------------------------------------------------------------------ state dicts
 
-    def _sampler_state(self, sampler: Sampler) -> Mapping[str, Any]:
-        """The priorities, or the state of the sampler itself where it has none."""
-        mine = sampler.state_dict()
-        saved = self._file("sampler", "sampler_metadata.json") is not None
-        if saved != ("_sum_tree" in mine) or (mine and not saved):
-            raise CheckpointMismatch(
-                f"{self._top / 'sampler'}: has {'' if saved else 'no '}priorities, and the state of other samplers is not "
-                f"read, so a {type(sampler).__name__} cannot go on: load into a buffer with a "
-                f"{'PrioritizedSampler' if saved else 'RandomSampler'}, then call its set_sampler()"
-            )
-        return self._priorities() if saved else mine
+@dataclass(frozen=True)
+class _Ring:
+    """The row that a writer writes next, and how many it has written; 0 where that was not saved."""
 
-    def _priorities(self) -> dict[str, Any]:
-        fields = self._fields("sampler", "sampler_metadata.json")
-        size = fields.number("_max_capacity", 1)  # integers may be written as floats
-        if size != int(size) or size >= 2**31:
-            raise fields.wrong("_max_capacity", "an integer below 2**31", size)
-        sums, least = (
-            self._tensor("sampler", name, dtype="float64", shape=[int(size)]).read()
-            for name in ("sumtree.memmap", "mintree.memmap")
+    cursor: int
+    written: int
+
+
+def _of_tensors(storage: Storage) -> TensorStorage:
+    """The storage; CheckpointMismatch for one that does not hold tensors in rows."""
+    if not isinstance(storage, TensorStorage) or storage.table.place.in_order:
+        raise CheckpointMismatch(
+            f"folders of torchrl are read into storages of tensors, not into a {type(storage).__name__}. Extend a buffer "
+            "that has a LazyTensorStorage with the items of a list"
         )
-        held = least < np.finfo(np.float32).max  # that is what slots without an item have
-        if np.isnan(least).any() or (sums[held] != least[held]).any() or sums[~held].any():
-            raise CheckpointCorrupt(f"{self._top / 'sampler'}: damaged, mintree.memmap differs from sumtree.memmap")
-        # Early versions wrote the highest priority as a weight.
-        highest, slot = fields.items("_max_priority", 2) if "_schema_version" in fields else (None, None)
-        if slot is not None:  # written as a float
-            slot = int(Fields({"slot": slot}, fields.where).number("slot", 0))
-        with np.errstate(over="ignore"):
-            dtype = np.float32 if (sums == sums.astype(np.float32)).all() else np.float64
-            weights = {"_sum_tree": sums.astype(dtype), "_min_tree": least.astype(dtype)}
-        top = {"_schema_version": 1, "_max_capacity": int(size), "_max_priority": [highest, slot]}
-        return {**top, **{name: fields.number(name, 0) for name in ("_alpha", "_beta", "_eps")}, **weights}
+    return storage
 
-    def _writer_state(self, writer: Writer) -> Mapping[str, Any]:
-        """The cursor and the count, or the state of a writer without a cursor."""
-        mine = writer.state_dict()
-        if not mine:
-            return mine
-        fields = self._fields("writer", "metadata.json")
-        if "_cursor" not in mine or "rank_key" in fields:
-            raise CheckpointMismatch(
-                f"{fields.where}: ranks of rows are not read: load a folder of a round-robin writer into a buffer with a "
-                f"RoundRobinWriter, not with a {type(writer).__name__}"
-            )
-        count = fields.any("write_count") if "write_count" in fields else None  # early versions: none
-        return {"_cursor": fields.any("cursor"), "_write_count": count or 0}
+
+def _copies(like: ReplayBuffer, storage: TensorStorage) -> tuple[Sampler, Writer]:
+    """Copies of the sampler and the writer of a buffer, for another storage."""
+    known = {id(like.storage): storage}
+    return copy.deepcopy(like.sampler, known), copy.deepcopy(like.writer, known)
+
+
+def _ndim(shapes: Sequence[tuple[int, ...]], length: int, ring: _Ring | None) -> int:
+    """How many leading dims count as items: the cursor, or a full storage, says how many rows so many items are."""
+    for ndim in range(1, min(map(len, shapes), default=1) + 1):
+        capacity, *lanes = shapes[0][:ndim] if shapes else (0,)
+        rows = {capacity} if ring is None else {capacity, ring.cursor}
+        if length in {each * math.prod(lanes) for each in rows}:
+            return ndim
+    return 1
 
 
 def _layout(specs: Mapping[tuple[Any, ...], LeafSpec], like: Layout | None) -> Layout:

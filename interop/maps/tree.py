@@ -10,9 +10,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDictBase
 from torch import Tensor
 
+from interop.maps import tree_plot
+from interop.maps.tree_plot import Path
 from interop.specs.composite import Composite
 
-Path = tuple[int, ...]
 _KEY_TYPES = ("hash", "id", "path")
 
 
@@ -336,16 +337,37 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         *,
         path: str | None = None,
     ) -> Any:
-        """Plot the tree with plotly or matplotlib. See `tree_plot.plot`."""
-        from interop.maps import tree_plot
+        """Plot the tree. A shared vertex is drawn once per path.
 
-        return tree_plot.plot(self, backend, figure, info, make_labels, path)
+        Args:
+            backend: "plotly" returns a `plotly.graph_objects.Figure`, "matplotlib" a `matplotlib.figure.Figure`.
+            figure: "tree" draws vertices and edges, "box" nested boxes, as wide as their number of leaves.
+            info: the vertex fields or properties in the labels, by default "node_id", "visits" and "wins".
+            make_labels: (vertex, path) -> label.
+            path: an output file: ".html" for plotly, an image for matplotlib. Images of plotly need Chrome.
+
+        Raises:
+            NotImplementedError: another backend or figure.
+            ImportError: the backend is not installed.
+        """
+        fields = ("node_id", "visits", "wins") if info is None else info
+
+        def label(vertex: Tree, way: Path) -> str:
+            return "\n".join(f"{name}: {_shown(getattr(vertex, name))}" for name in fields)
+
+        vertices, make = self.vertices(key_type="path"), make_labels or label
+        labels = [str(make(vertex, way)) for way, vertex in vertices.items()]
+        return tree_plot.plot(list(vertices), labels, backend, figure, path)
 
 
 def as_tree(data: TensorDictBase, **beside: Any) -> Tree:
     """A vertex, or a stack of vertices, over the tensordict of its fields. Missing fields are None."""
     made: Any = Tree
     return cast(Tree, made.from_tensordict(data, dict.fromkeys(made.__expected_keys__) | beside))
+
+
+def _shown(value: object) -> str:
+    return str(value.tolist() if hasattr(value, "tolist") else value)
 
 
 def _path(ways: list[tuple[int, int, int]], at: int) -> Path:

@@ -2,30 +2,26 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from interop.data.arguments import required
-from interop.maps.tree import Path, Tree
 
-Labels = Callable[[Tree, Path], str]
+Path = tuple[int, ...]  # the numbers of the children on the way from the root
 _FIGURES = ("tree", "box")
 _COLOR, _LINE = "#4C72B0", "#999999"
 _LONGEST = 60  # characters of a label
 
 
-def plot(
-    tree: Tree, backend: str, figure: str, info: Sequence[str] | None, make_labels: Labels | None, path: str | None
-) -> Any:
-    """Plot a tree.
+def plot(paths: Sequence[Path], labels: Sequence[str], backend: str, figure: str, file: str | None) -> Any:
+    """Plot a tree, given as the paths to its vertices.
 
     Args:
-        tree: the tree; a shared vertex is drawn once per path.
+        paths: breadth first; a shared vertex has several.
+        labels: of the vertices.
         backend: "plotly" returns a `plotly.graph_objects.Figure`, "matplotlib" a `matplotlib.figure.Figure`.
         figure: "tree" draws vertices and edges, "box" nested boxes, as wide as their number of leaves.
-        info: the vertex fields or properties in the labels, by default "node_id", "visits" and "wins".
-        make_labels: (vertex, path) -> label.
-        path: an output file: ".html" for plotly, an image for matplotlib. Images of plotly need Chrome.
+        file: an output file: ".html" for plotly, an image for matplotlib. Images of plotly need Chrome.
 
     Raises:
         NotImplementedError: another backend or figure.
@@ -36,13 +32,7 @@ def plot(
             f"Unknown plotting backend {backend} with figure {figure}: use {' or '.join(_BACKENDS)}, with "
             f"{' or '.join(_FIGURES)}"
         )
-    fields = ("node_id", "visits", "wins") if info is None else info
-    vertices = tree.vertices(key_type="path")
-    if make_labels is None:
-        labels = ["\n".join(f"{name}: {_shown(getattr(each, name))}" for name in fields) for each in vertices.values()]
-    else:
-        labels = [str(make_labels(vertex, way)) for way, vertex in vertices.items()]
-    return _BACKENDS[backend](list(vertices), labels, figure, path)
+    return _BACKENDS[backend](list(paths), list(labels), figure, file)
 
 
 def layout(paths: Sequence[Path]) -> tuple[list[float], list[int]]:
@@ -118,10 +108,6 @@ def _placed(paths: list[Path]) -> tuple[list[float], list[int], list[float], lis
             xs += centers[above], centers[number], math.nan
             ys += heights[above], heights[number], math.nan
     return centers, heights, xs, ys
-
-
-def _shown(value: Any) -> str:
-    return str(value.tolist() if hasattr(value, "tolist") else value)
 
 
 _BACKENDS = {"plotly": _plotly, "matplotlib": _matplotlib}

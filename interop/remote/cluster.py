@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
-import torch
 
 from interop.remote.errors import RemoteTimeoutError
 from interop.remote.shards import GROUPS, Shards, answered, ray_library
@@ -20,7 +19,6 @@ def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards:
     """Pickle the arguments from which each shard builds its buffer.
 
     TypeError for an argument that cannot be pickled, or a component instead of a constructor. ValueError for an argument
-    that holds rows, or a `scratch_dir` shared by all shards.
     that holds rows, or a `scratch_dir` that all shards would use.
     """
     for name in ("storage", "sampler", "writer"):
@@ -50,12 +48,6 @@ def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards:
     return bytes(cloudpickle.dumps((kind, args, kwargs)))
 
 
-def options_of(remote_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Actor options: by default one CPU, 2 GiB and, with CUDA, a fifth of a GPU."""
-    gpu = {"num_gpus": 0.2} if torch.cuda.is_available() else {}
-    return {"num_cpus": 1, "memory": 2 << 30, **gpu, **(remote_config or {})}
-
-
 def started(
     recipe: bytes,
     count: int,
@@ -68,7 +60,6 @@ def started(
 
     RemoteTimeoutError if the cluster has no room for them within `timeout` seconds, and the error of a constructor. After
     an error no process is left running.
-    is left running then.
     """
     ray = ray_library()
     from interop.remote.actor import ShardActor

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
 from interop.buffers.editing import as_key
+from interop.buffers.ray_actors import actor_options
 from interop.buffers.tensordict_buffer import include
 from interop.data import randomness
 from interop.data.arguments import whole
@@ -153,7 +154,7 @@ class RayReplayBuffer:
         recipe = cluster.recipe_of(replay_buffer_cls, args, kwargs, count)
         folder = None if recovery_dir is None else str(Path(recovery_dir).absolute())
         self._start: Callable[[], Shards] | None = partial(
-            cluster.started, recipe, count, cluster.options_of(remote_config), folder, timeout, ray_init_config
+            cluster.started, recipe, count, actor_options(remote_config), folder, timeout, ray_init_config
         )
         self._made: Shards | None = None
         self._owns = True

@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed import rpc
 
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.data.untraced import untraced
 
 _SPECIAL = ("__getitem__", "__iter__", "__len__", "__setitem__")
 
@@ -65,3 +66,4 @@ def _is_owned(reference: Any, name: str) -> bool:
 for _name, _method in inspect.getmembers(RemoteTensorDictReplayBuffer, inspect.isfunction):
     if not _name.startswith("_") or _name in _SPECIAL:
         setattr(RemoteTensorDictReplayBuffer, _name, _taking_references(_name, _method))
+untraced(RemoteTensorDictReplayBuffer)

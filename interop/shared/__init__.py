@@ -1,1 +1,1 @@
-"""Threads, processes and crashes: no other module knows fork, locks between processes, or files that survive a kill."""
+"""Several processes, and crashes: the locks of storages, undo records, folders that survive a kill."""

@@ -63,6 +63,7 @@ def to_torchrl(spec: Any) -> Any:
     raise TypeError(f"torchrl.data has no spec for a {type(spec).__name__}: give one of its own classes")
 
 
+@torchrl_classes.converts
 def from_torchrl(spec: Any) -> Any:
     """Convert a spec of torchrl to the class of the same name here. A spec of this package is returned unchanged.
 

@@ -10,6 +10,7 @@ from interop.data.arguments import whole
 from interop.specs import shapes, torchrl_classes
 from interop.specs.boxes import CategoricalBox, limits
 from interop.specs.masks import Choices, any_allowed
+from interop.specs.one_hot_classes import one_hot_of
 from interop.specs.spec import TensorSpec, refused
 
 
@@ -114,9 +115,7 @@ class Categorical(Choices):
         return torch.nn.functional.one_hot(val.to(torch.int64), self.n).to(torch.bool)
 
     def to_one_hot_spec(self) -> TensorSpec:
-        from interop.specs.one_hot import OneHot
-
-        return OneHot(self.n, (*self.shape, self.n), self.device, mask=self.mask)
+        return one_hot_of(Categorical)(self.n, (*self.shape, self.n), self.device, mask=self.mask)
 
     to_categorical, to_categorical_spec = Choices.unchanged, Choices.itself
 

@@ -11,6 +11,7 @@ from interop.specs import shapes
 from interop.specs.boxes import BoxList, limits
 from interop.specs.categorical import Categorical
 from interop.specs.masks import as_mask
+from interop.specs.one_hot_classes import one_hot_of
 from interop.specs.spec import refused
 
 
@@ -147,12 +148,10 @@ class MultiCategorical(Categorical):
 
     def to_one_hot_spec(self) -> Any:
         """The spec of `to_one_hot` values: a `MultiOneHot`, or a stack of them if rows differ in nvec."""
-        from interop.specs.one_hot import MultiOneHot
-
         if not self._is_even:
             return torch.stack([each.to_one_hot_spec() for each in self.unbind()], 0)
         sizes = self._row("one-hot form")
-        return MultiOneHot(sizes, (*self.shape[:-1], sum(sizes)), self.device, mask=self.mask)
+        return one_hot_of(MultiCategorical)(sizes, (*self.shape[:-1], sum(sizes)), self.device, mask=self.mask)
 
     def _selected(self, index: Any) -> Self:
         made = super()._selected(index)

@@ -12,9 +12,12 @@ from interop.specs import shapes
 from interop.specs.boxes import BoxList, CategoricalBox
 from interop.specs.categorical import Categorical, sizes_of
 from interop.specs.masks import Choices, any_allowed
+from interop.specs.multi_categorical import MultiCategorical
+from interop.specs.one_hot_classes import encodes
 from interop.specs.spec import TensorSpec
 
 
+@encodes(Categorical)
 class OneHot(Choices):
     """One-hot vectors in the last dim: one of n entries is 1, the others are 0.
 
@@ -165,6 +168,7 @@ class OneHot(Choices):
         return self._replaced(shape=new, _sizes=[new[-1]])  # n is the new last size
 
 
+@encodes(MultiCategorical)
 class MultiOneHot(OneHot):
     """Several one-hot vectors, concatenated in the last dim.
 
@@ -206,6 +210,4 @@ class MultiOneHot(OneHot):
         return torch.stack([each.to(torch.int8).argmax(-1) for each in val.split(self._sizes, -1)], -1)
 
     def to_categorical_spec(self) -> TensorSpec:
-        from interop.specs.multi_categorical import MultiCategorical
-
         return MultiCategorical(self.nvec, (*self.shape[:-1], len(self._sizes)), self.device, mask=self.mask)

@@ -13,6 +13,7 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Size, Tensor
 
+from interop.data.item_specs import TORCHRL, ItemSpec
 from interop.specs import shapes, torchrl_classes
 
 Function = Callable[..., Any]
@@ -20,7 +21,7 @@ _FUNCTIONS: dict[Function, Function] = {}  # torch function -> its implementatio
 _CHECKS = os.environ.get("CHECK_SPEC_ENCODE", "0").strip().lower() in ("1", "true")
 
 
-class TensorSpec:
+class TensorSpec(ItemSpec):
     """Describes tensors: their shape, device and dtype, and the values they take.
 
     Values may have leading dims. Methods return new specs; only `make_neg_dim`, `update_mask` and `set_provisional_n`
@@ -54,7 +55,7 @@ class TensorSpec:
     @property
     def __class__(self) -> Any:
         """The class. `isinstance` of another library reads it first, which enters the specs in torchrl's classes."""
-        if torchrl_classes.NAME in sys.modules and not torchrl_classes.is_entered():
+        if TORCHRL in sys.modules and not torchrl_classes.is_entered():
             torchrl_classes.enter(TensorSpec)
         return type(self)
 

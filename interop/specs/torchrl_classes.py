@@ -2,12 +2,14 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-NAME = "torchrl.data.tensor_specs"
+from interop.data.item_specs import TORCHRL, imported, is_torchrl_spec
+
 _entered: set[str] = set()  # the modules of torchrl that know the specs
+_converters: list[Callable[..., object]] = []  # `from_torchrl`
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def is_entered() -> bool:
@@ -22,7 +24,7 @@ def enter(base: type) -> None:
     abstract base classes, which take virtual subclasses. Its table of action spaces is keyed by class; each class gets
     the entry of torchrl's class of its name.
     """
-    specs = _imported(NAME, "StackedComposite")
+    specs = imported(TORCHRL, "StackedComposite")
     if specs is None:
         return
     pairs = [(ours, vars(specs)[ours.__name__]) for ours in _of_package(base) if ours.__name__ in vars(specs)]
@@ -30,11 +32,17 @@ def enter(base: type) -> None:
         for ours, theirs in pairs:
             theirs.register(ours)
         _entered.add(specs.__name__)
-    spaces = _imported("torchrl.data.utils", "ACTION_SPACE_MAP")
+    spaces = imported("torchrl.data.utils", "ACTION_SPACE_MAP")
     if spaces is not None:
         named: dict[Any, str] = spaces.ACTION_SPACE_MAP
         named.update({ours: named[theirs] for ours, theirs in pairs if theirs in named})
         _entered.add(spaces.__name__)
+
+
+def converts(function: Function) -> Function:
+    """Decorator of the function by which `converted` converts: it needs all classes of specs, which import this module."""
+    _converters[:] = [function]
+    return function
 
 
 def converted(value: Any) -> Any:
@@ -42,19 +50,15 @@ def converted(value: Any) -> Any:
 
     TypeError for a class of torchrl that has no counterpart here.
     """
-    if NAME not in sys.modules:
+    if not is_torchrl_spec(value):
         return value
-    specs = _imported(NAME, "StackedComposite")
-    if specs is None or specs.TensorSpec not in type(value).__mro__:
-        return value
-    from interop.specs.beside_torchrl import from_torchrl  # it needs all classes, which import this module
-
-    return from_torchrl(value)
+    (convert,) = _converters
+    return convert(value)
 
 
 def comparable(value: Any) -> Any:
     """As `converted`, but a spec without a counterpart is unchanged: it equals no spec of this package."""
-    if NAME in sys.modules:
+    if TORCHRL in sys.modules:
         with contextlib.suppress(TypeError):
             return converted(value)
     return value
@@ -62,14 +66,8 @@ def comparable(value: Any) -> Any:
 
 def box_class(name: str) -> type | None:
     """Torchrl's class of a box; None if the program has not imported torchrl, or there is no such class."""
-    specs = _imported(NAME, name)
+    specs = imported(TORCHRL, name)
     return None if specs is None else vars(specs)[name]
-
-
-def _imported(name: str, last: str) -> ModuleType | None:
-    """A module of which the name `last` exists: a module that is still being imported may lack it."""
-    found = sys.modules.get(name)
-    return found if found is not None and last in vars(found) else None
 
 
 def _of_package(base: type) -> Iterator[type]:

@@ -2,17 +2,37 @@
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import indent
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from interop.checkpoint.state import LoadOptions
 from interop.data.members import named, of_kind, picked
 from interop.storages.checkpointers import StorageEnsembleCheckpointer
 from interop.storages.storage import Storage
-from interop.transforms.chain import Compose, as_chain
+
+
+class Chain(Protocol):
+    """Transforms of the rows of a member, one after the other."""
+
+    def __len__(self) -> int: ...
+
+    def __call__(self, data: Any) -> Any: ...
+
+    def saved(self) -> dict[str, Any]: ...
+
+    def restoring(self, saved: Any, options: LoadOptions) -> Callable[[], None]: ...
+
+
+_makers: list[Callable[[object], Chain]] = []
+
+
+def chains_are_made_by(maker: Callable[[object], Chain]) -> None:
+    """Make chains of users' transforms by this function, which is in a layer above."""
+    _makers[:] = [maker]
 
 
 class StorageEnsemble(Storage):
@@ -29,9 +49,9 @@ class StorageEnsemble(Storage):
         self.members: tuple[Storage, ...] = of_kind("storage", storages, Storage, StorageEnsemble)
         if transforms is not None and len(transforms) != len(storages):
             raise TypeError(f"transforms must be as many as storages: got {len(transforms)} for {len(storages)}")
-        self.transforms: list[Compose | None] | None = None
+        self.transforms: list[Chain | None] | None = None
         if transforms is not None:
-            self.transforms = [None if each is None else as_chain(each) for each in transforms]
+            self.transforms = [None if each is None else _makers[0](each) for each in transforms]
         super().__init__(self.max_size)
 
     def locked(self) -> Any:

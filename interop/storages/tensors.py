@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -26,10 +26,12 @@ from interop.engine.table import Advance, Table, some
 from interop.host.device_rows import JaxRows
 from interop.host.rows import TorchRows
 from interop.shared.processes import starting_a_worker
-from interop.specs.spec import TensorSpec
 from interop.storages import planning
 from interop.storages.checkpointers import TensorStorageCheckpointer
 from interop.storages.storage import Storage
+
+if TYPE_CHECKING:
+    from interop.specs.spec import TensorSpec  # a program without specs does not load them
 
 
 class TensorStorage(Storage):
@@ -167,7 +169,7 @@ class TensorStorage(Storage):
 
     # ------------------------------------------------------------------ memory
 
-    def allocate(self, spec: TensorSpec) -> None:
+    def allocate(self, spec: "TensorSpec") -> None:
         """Allocate the memory for all items before the first write, for items of a spec.
 
         Keys, shapes and dtypes are fixed from then on, also after `empty`; not in processes that were started before, and

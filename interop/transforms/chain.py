@@ -10,6 +10,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from fbuf.checkpoint import CheckpointMismatch
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.checkpoint.values import NO_PICKLE, decode, encode
+from interop.storages.ensemble import chains_are_made_by
 from interop.transforms.transform import Transform
 
 
@@ -244,6 +245,9 @@ def as_chain(transform: Any) -> Compose:
     if isinstance(transform, Compose):
         return transform.eval()
     return Compose() if transform is None else Compose(as_transform(transform))
+
+
+chains_are_made_by(as_chain)
 
 
 def tolerate(transform: nn.Module, mode: bool) -> None:

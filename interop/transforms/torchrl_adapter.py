@@ -15,7 +15,6 @@ from tensordict import TensorDictBase, is_leaf_nontensor, is_tensor_collection, 
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.specs.beside_torchrl import to_torchrl
 from interop.transforms.chain import Call, Compose, as_transform, tolerate
 from interop.transforms.transform import Transform
 
@@ -50,6 +49,8 @@ def as_torchrl(transform: Any, *, specs: Mapping[NestedKey, Any] | None = None) 
     if isinstance(transform, Compose):
         return envs.Compose(*(as_torchrl(each, specs=specs) for each in transform))
     found = as_transform(transform)
+    from interop.specs.beside_torchrl import to_torchrl  # here: programs without torchrl need no specs
+
     known = {key: to_torchrl(spec) for key, spec in (specs or {}).items()}
     return _class(envs.Transform)(found if isinstance(found, Transform) else TwoWay(found), known)
 

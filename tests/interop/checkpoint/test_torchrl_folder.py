@@ -1,5 +1,8 @@
-"""Folders that torchrl wrote: rows, counters and priorities are loaded exactly; the rest is refused with the cure."""
+"""Folders that torchrl wrote: rows, counters and priorities are converted exactly; the rest is refused with the cure."""
 
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +11,22 @@ from tensordict import is_tensorclass
 
 import interop as rl
 from fbuf.checkpoint import CheckpointMismatch
-from tests.interop.checkpoint.torchrl_dumps_read import EXPECTED, FOLDER, TARGETS, Step, load, same_bits
+from tests.interop.checkpoint.torchrl_dumps_read import (
+    EXPECTED,
+    FOLDER,
+    STRUCTURES,
+    TARGETS,
+    Step,
+    bytes_of,
+    fingerprint,
+    load,
+    same_bits,
+)
 
 
 def loaded(name: str) -> Any:
     buffer = TARGETS[name]()
-    load(buffer, FOLDER / name)
+    load(buffer, FOLDER / name, buffer)
     return buffer
 
 
@@ -29,27 +42,74 @@ def tensors(size: int = 8, **given: Any) -> rl.ReplayBuffer:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_dump_is_loaded_goes_on_and_is_saved_as_ours(name: str, tmp_path: Any) -> None:
+def test_a_dump_is_converted_loaded_and_goes_on(name: str, tmp_path: Path) -> None:
     """Whatever torch's default device and grad mode are; over what another load stored; the next slot is torchrl's."""
     expected, buffer = EXPECTED[name], TARGETS[name]()
     with torch.device("meta"), torch.inference_mode():
         for _ in range(2):
-            load(buffer, FOLDER / name)
+            load(buffer, FOLDER / name, buffer)
             check(buffer, expected)
     buffer.dumps(tmp_path / "ours")
     again = TARGETS[name]()
-    load(again, tmp_path / "ours")
+    again.loads(tmp_path / "ours")
     check(again, expected)
     if "next" in expected:
         row = torch.tensor([50]) if name == "one_tensor" else buffer[:1]
         assert torch.as_tensor(buffer.extend(row)).tolist() == expected["next"]
 
 
+@pytest.mark.parametrize("name", [name for name in TARGETS if name not in STRUCTURES])
+def test_a_folder_says_what_buffer_wrote_it(name: str) -> None:
+    buffer = TARGETS[name]()
+    load(buffer, FOLDER / name)
+    check(buffer, EXPECTED[name])
+
+
+def test_a_conversion_changes_nothing_else(tmp_path: Path) -> None:
+    """Neither the folder nor the buffer that says how it is to be read, and no file beside the checkpoint."""
+    like, before = loaded("pytree"), bytes_of(FOLDER / "pytree")
+    like.extend(like[:2])
+    kept = fingerprint(like)
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/mine.txt").write_text("mine")
+    for _ in range(2):  # over a checkpoint that is there
+        rl.convert_torchrl(str(FOLDER / "pytree"), tmp_path / "ours", like)
+    assert (bytes_of(FOLDER / "pytree"), fingerprint(like)) == (before, kept)
+    assert os.listdir(tmp_path) == ["ours"] and (tmp_path / "ours/mine.txt").read_text() == "mine"
+    with pytest.raises(CheckpointMismatch):
+        rl.convert_torchrl(FOLDER / "h5", tmp_path / "other")
+    assert os.listdir(tmp_path) == ["ours"]
+
+
+def test_loads_names_the_conversion(tmp_path: Path) -> None:
+    folder, buffers = FOLDER / "plain", (tensors(), rl.ReplayBufferEnsemble(tensors(), tensors()))
+    for buffer in buffers:
+        with pytest.raises(CheckpointMismatch, match="written by torchrl") as error:
+            buffer.loads(folder)
+        assert f"interop.formats.convert_torchrl({str(folder)!r}, " in str(error.value)
+    assert not len(buffers[0])
+
+
+def test_what_is_no_folder_of_torchrl(tmp_path: Path) -> None:
+    loaded("plain").dumps(tmp_path / "ours")
+    shutil.copytree(FOLDER / "plain", tmp_path / "theirs")
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with pytest.raises(FileNotFoundError, match="nothing_here"):
+        rl.convert_torchrl(tmp_path / "nothing_here", tmp_path / "new")
+    for folder in (tmp_path, tmp_path / "ours"):
+        with pytest.raises(CheckpointMismatch, match="not written by `dumps`"):
+            rl.convert_torchrl(folder, tmp_path / "new")
+    with pytest.raises(ValueError, match="another folder"):
+        rl.convert_torchrl(tmp_path / "link", tmp_path / "theirs")
+    with pytest.raises(TypeError, match="like must be a ReplayBuffer or None, got str"):
+        rl.convert_torchrl(tmp_path / "theirs", tmp_path / "new", "ReplayBuffer")  # type: ignore[arg-type]
+
+
 def test_tensorclasses_come_back_as_those_of_the_target() -> None:
     assert type(loaded("tensorclass")[:]) is Step
     assert type(loaded("tensorclass_below")[:]["step"]) is Step
     fresh = tensors()
-    fresh.loads(FOLDER / "tensorclass")
+    load(fresh, FOLDER / "tensorclass")
     assert not is_tensorclass(fresh[:])
     same_bits(fresh[:], EXPECTED["tensorclass"]["leaves"])
 
@@ -85,7 +145,7 @@ def test_samplers_with_a_state_of_their_own_are_set_after_loading(name: str, sam
 def refused(buffer: Any, name: str, match: str) -> None:
     before = str(buffer.state_dict()) if len(buffer) else None
     with pytest.raises(CheckpointMismatch, match=match):
-        buffer.loads(FOLDER / name)
+        load(buffer, FOLDER / name, buffer)
     assert not len(buffer) if before is None else str(buffer.state_dict()) == before
 
 
@@ -96,7 +156,6 @@ def refused(buffer: Any, name: str, match: str) -> None:
         ("two_dims", lambda: tensors(12), "another ndim"),
         ("plain", lambda: rl.ReplayBuffer(storage=rl.LazyTensorStorage(8, ndim=2), batch_size=3), "ndim=2"),
         ("plain", lambda: rl.ReplayBuffer(storage=rl.ListStorage(8), batch_size=3), "not into a ListStorage"),
-        ("compressed", lambda: rl.ReplayBuffer(storage=rl.CompressedListStorage(8)), "with the items of a list"),
         ("compressed", tensors, "extend a buffer that has a LazyTensorStorage"),
         ("ensemble", tensors, "dump each buffer of an ensemble by itself"),
         ("plain", lambda: tensors(sampler=rl.PrioritizedSampler(8, 0.6, 0.4)), "no priorities.*a PrioritizedSampler cannot"),
@@ -108,7 +167,7 @@ def refused(buffer: Any, name: str, match: str) -> None:
         ("flat", tensors, "TensorStorageCheckpointer"),
         ("h5", tensors, "H5"),
         ("transforms", tensors, "the state of transforms is not read"),
-        ("pytree", tensors, "write one item"),
+        ("pytree", tensors, "with one item of their structure"),
         ("non_tensors", tensors, "'name' is a"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Buffers of torchrl are saved by it and loaded here: they hold the same, and go on at the same slots."""
+"""Buffers of torchrl are saved by it, converted and loaded here: they hold the same, and go on at the same slots."""
 
 import random
 import warnings
@@ -58,7 +58,8 @@ def test_a_saved_buffer_goes_on_here(kind, lanes, seed, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         there.dumps(tmp_path / "dump")
-    here.loads(tmp_path / "dump")
+    ours.convert_torchrl(tmp_path / "dump", tmp_path / "ours")
+    here.loads(tmp_path / "ours")
     assert len(here) == len(there)
     assert same(here[:], there[:])
     assert (here._writer._cursor, here._writer.write_count) == (there._writer._cursor, there._writer._write_count)

@@ -82,7 +82,7 @@ def test_links_and_pipes_are_refused(name, tmp_path):
         file.unlink()
         os.mkfifo(file)
         with pytest.raises(CheckpointCorrupt):
-            load(victim.buffer, victim.folder)
+            load(victim.buffer, victim.folder, victim.buffer)
         victim.restore(file)
     for folder in [each for each in sorted(victim.folder.rglob("*")) if each.is_dir() and each.name not in UNUSED]:
         moved = tmp_path / "moved"
@@ -126,7 +126,7 @@ def test_pickled_entries_are_refused(dump, name, tmp_path, canary):
         rl.ReplayBuffer(storage=rl.LazyTensorStorage(8), batch_size=3) if dump == "non_tensors" else TARGETS[dump]()
     )
     with pytest.raises(CheckpointMismatch, match="pickle"):
-        load(buffer, folder)
+        load(buffer, folder, buffer)
 
 
 # ---------------------------------------------------------------------- paths and sizes

@@ -1,4 +1,4 @@
-"""Buffers into which the folders of `torchrl_dumps` are loaded, the expected content, and copies to damage.
+"""Buffers into which the converted folders of `torchrl_dumps` are loaded, the expected content, and copies to damage.
 
 `dumps` of torchrl 0.14 wrote them; test_torchrl_folder_against_torchrl.py writes others, where torchrl is installed.
 """
@@ -6,6 +6,7 @@
 import json
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,7 @@ def _prioritized(alpha: float, beta: float, eps: float = 1e-8, dtype: torch.dtyp
     return _td(sampler=rl.PrioritizedSampler(8, alpha, beta, eps, dtype))
 
 
+STRUCTURES = ("tensorclass", "tensorclass_below", "pytree")  # which torchrl does not save
 TARGETS: dict[str, Callable[[], Any]] = {
     "uniform": lambda: _td(generator=torch.Generator()),
     "plain": _plain,
@@ -132,14 +134,16 @@ def fingerprint(buffer: Any) -> Any:
     return len(buffer), rows, [str(each.state_dict()) for each in parts], buffer._batch_size
 
 
-def load(buffer: Any, folder: Path) -> None:
-    with warnings.catch_warnings():
+def load(buffer: Any, folder: Path, like: Any = None) -> None:
+    """Convert a folder of torchrl, and load the checkpoint."""
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as made:
         warnings.filterwarnings("ignore", ".*the checkpoint counts")
-        buffer.loads(folder)
+        rl.convert_torchrl(folder, Path(made) / "ours", like)
+        buffer.loads(Path(made) / "ours")
 
 
 class Victim:
-    """A copy of a dump, and a buffer that was loaded from the whole one."""
+    """A copy of a dump, and a buffer that was loaded from the whole one. Each load is of a folder converted for it."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder / name
@@ -148,7 +152,7 @@ class Victim:
 
     def fill(self) -> None:
         self.buffer = TARGETS[self.name]()
-        load(self.buffer, FOLDER / self.name)
+        load(self.buffer, FOLDER / self.name, self.buffer)
         self.before = fingerprint(self.buffer)
 
     def restore(self, changed: Path) -> None:
@@ -164,7 +168,7 @@ class Victim:
         """Load the damaged copy: the error, or None where it came out whole."""
         files, error = bytes_of(self.folder), None
         try:
-            load(self.buffer, self.folder)
+            load(self.buffer, self.folder, self.buffer)
         except CheckpointError as raised:
             error = raised
         assert bytes_of(self.folder) == files, f"{damage}: the folder was changed"

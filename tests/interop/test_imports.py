@@ -1,0 +1,78 @@
+"""Families of names that no buffer needs are imported at the first use of one of them, and are there from then on."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+import interop
+from interop import LazyTensorStorage, ReplayBuffer, RewardData
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = ("specs", "maps", "llm", "remote", "doors", "formats", "datasets")
+BUFFERS = """
+buffer = interop.TensorDictPrioritizedReplayBuffer(
+    alpha=0.6, beta=0.4, storage=interop.LazyTensorStorage(10), batch_size=4, priority_key="td_error"
+)
+buffer.extend(TensorDict({"obs": torch.zeros(3, 2)}, [3]))
+buffer.update_tensordict_priority(buffer.sample().set("td_error", torch.ones(4)))
+plain = interop.ReplayBuffer(storage=interop.LazyTensorStorage(10), batch_size=4)
+plain.extend(torch.arange(6))
+plain.sample(), plain[:], plain.plan(), plain.state_dict()
+"""
+
+
+def new_families(*steps: str) -> list[set[str]]:
+    """The families that each step of a program loads, in a new process."""
+    lines = ["import sys, torch, interop", "from tensordict import TensorDict"]
+    for step in steps:
+        lines += [step, 'print(*(name for name in sys.modules if name.startswith("interop.")))']
+    command = [sys.executable, "-W", "error", "-c", "\n".join(lines)]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    loaded = [{each for each in FAMILIES if f"interop.{each}" in line.split()} for line in output.splitlines()]
+    return [after - before for before, after in zip([set(), *loaded], loaded, strict=False)]
+
+
+def test_a_family_is_loaded_by_its_names_and_by_nothing_else() -> None:
+    steps = {
+        "": set(),
+        BUFFERS: set(),
+        "dir(interop), hasattr(interop, 'nothing')": set(),
+        "interop.from_fbuf": {"doors"},
+        "from interop import H5StorageCheckpointer": {"formats"},
+        "plain.plan(interop.Unbounded(dtype=torch.int64))": {"specs"},
+        "interop.maps": {"maps"},
+        "from interop import RayReplayBuffer": {"remote"},
+        "from interop import *": {"llm"},
+        "interop.datasets.merged": {"datasets"},
+    }
+    assert new_families(*steps) == list(steps.values())
+
+
+def test_a_checkpoint_loads_the_family_of_its_items(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend(RewardData(torch.zeros(2, 3), torch.ones(2, 3), batch_size=[2]))
+    buffer.dumps(tmp_path)
+    loads = f"buffer = interop.ReplayBuffer(storage=interop.LazyTensorStorage(4)); buffer.loads({str(tmp_path)!r})"
+    checks = "assert type(buffer[:]) is interop.RewardData"
+    assert new_families(loads, checks) == [{"llm"}, set()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_names_of_a_family_are_those_of_its_module(family: str) -> None:
+    module = import_module(f"interop.{family}")
+    assert getattr(interop, family) is module
+    names = set() if family == "datasets" else set(module.__all__)
+    assert names <= set(interop.__all__)
+    assert all(getattr(interop, name) is getattr(module, name) for name in names)
+    assert {family, *names} <= set(dir(interop))
+
+
+def test_all_public_names_are_there_once() -> None:
+    assert all(getattr(interop, name) is not None for name in interop.__all__)
+    assert len(set(interop.__all__)) == len(interop.__all__)
+    with pytest.raises(AttributeError, match="module 'interop' has no attribute 'Nothing'"):
+        interop.Nothing
