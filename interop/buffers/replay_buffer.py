@@ -266,16 +266,20 @@ class ReplayBuffer(Sampled):
         """Replace the storage. Returns the previous one."""
         new = made("storage", storage, Storage)
         chosen = as_collate_fn(collate_fn) or collate.default_for(new)
-        while True:
-            before = self._storage
-            first, second = sorted((before.lock, new.lock), key=id)  # all threads take locks in one order
-            with first.held(), second.held():
-                if self._storage is not before:  # another thread has replaced it
-                    continue
-                if new is not before:
-                    self._sampler.refuse_forked_child()
-                finished(partial(self._exchange_storage, before, new, chosen))
-                return before
+        try:
+            while True:
+                before = self._storage
+                first, second = sorted((before.lock, new.lock), key=id)  # all threads take locks in one order
+                with first.held(), second.held():
+                    if self._storage is not before:  # another thread has replaced it
+                        continue
+                    if new is not before:
+                        self._sampler.refuse_forked_child()
+                    finished(partial(self._exchange_storage, before, new, chosen))
+                    return before
+        except BaseException:
+            self.let_go()
+            raise
 
     def _exchange_storage(self, before: Storage, new: Storage, collate_fn: Callable[[Any], Any]) -> None:
         if new is not before:

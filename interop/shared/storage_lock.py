@@ -86,14 +86,19 @@ def _storage_held(buffer: HasStorage) -> Iterator[None]:
 @contextlib.contextmanager
 def all_locked(buffers: Sequence[HasStorage]) -> Iterator[None]:
     """Hold the locks of several buffers. All threads take them in the same order."""
-    while True:
-        locks = {id(each.storage.lock): each.storage.lock for each in buffers}
-        with contextlib.ExitStack() as held:
-            for place in sorted(locks):
-                held.enter_context(locks[place].held())
-            if all(id(each.storage.lock) in locks for each in buffers):  # no storage was exchanged
-                yield
-                return
+    try:
+        while True:
+            locks = {id(each.storage.lock): each.storage.lock for each in buffers}
+            with contextlib.ExitStack() as held:
+                for place in sorted(locks):
+                    held.enter_context(locks[place].held())
+                if all(id(each.storage.lock) in locks for each in buffers):  # no storage was exchanged
+                    yield
+                    return
+    except BaseException:
+        for each in buffers:
+            each.let_go()
+        raise
 
 
 class Held:
