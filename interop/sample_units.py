@@ -127,14 +127,16 @@ class Sequence(SampleUnit):
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
         anchors = _coordinates(index, storage)
-        rows, count = anchors[0], anchors[0].size
+        rows = anchors[0]
+        count = anchors[0].size
         steps = np.arange(-self.burn_in, self.length + self.bootstrap)
         run = self._runs(anchors, storage)
         offsets = np.broadcast_to(steps * self.dilation, (count, steps.size))
         if self.episode_boundary == "stop":
             offsets = offsets - np.minimum(np.maximum(steps[-1] * self.dilation - run.after, 0), run.before)[:, None]
         inside = np.clip(offsets, -run.before[:, None], run.after[:, None])
-        found, each = run.rows_at(inside), steps.size
+        found = run.rows_at(inside)
+        each = steps.size
         entries = {
             "sequence_id": np.repeat(np.arange(count), each),
             "step_in_sequence": np.tile(np.arange(each), count),
@@ -151,7 +153,8 @@ class Sequence(SampleUnit):
 
     def _runs(self, anchors: tuple[np.ndarray, ...], storage: Storage) -> "_Runs":
         """The runs of rows that the windows of the anchors stay in."""
-        rows, index = anchors[0], self._trajectories(storage)
+        rows = anchors[0]
+        index = self._trajectories(storage)
         if index is None or (self.episode_boundary == "include_reset" and not index.is_interleaved):
             filled = storage.filled_rows
             before, after = storage.ring.around(rows, filled, storage.row_capacity(None))
@@ -216,7 +219,8 @@ def of_anchors(anchors: Tensor, valid: Tensor | None, values: Tensor) -> tuple[T
     Anchors [rows] or [rows, ndim], valid flags [rows] (None: all True) and values [rows] are those of the rows.
     """
     if valid is not None:
-        anchors, values = anchors[valid], values[valid]
+        anchors = anchors[valid]
+        values = values[valid]
     named, group = torch.unique(anchors, dim=0, return_inverse=True)
     highest = values.new_zeros(named.shape[0]).scatter_reduce(0, group, values, "amax", include_self=False)
     return named, highest

@@ -47,7 +47,8 @@ class ParameterScheduler(Component, ABC):
 
     def choose(self, choices: Mapping[str, Any]) -> None:
         """Check and keep the arguments."""
-        low, high = choices.get("min_value"), choices.get("max_value")
+        low = choices.get("min_value")
+        high = choices.get("max_value")
         self.min_value = None if low is None else _real("min_value", low)
         self.max_value = None if high is None else _real("max_value", high)
         if self.min_value is not None and self.max_value is not None and self.min_value > self.max_value:
@@ -83,7 +84,8 @@ class ParameterScheduler(Component, ABC):
         return {name: getattr(self, name) for name in kept}
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        given, loaded = {name: entries.any(name) for name in self.saved_state()}, copy.copy(self)
+        given = {name: entries.any(name) for name in self.saved_state()}
+        loaded = copy.copy(self)
         if given["param_name"] != self.param_name:
             entries.refuse(f"it sets {given['param_name']!r}, this scheduler sets {self.param_name!r}")
         try:

@@ -41,7 +41,8 @@ def find_start_stop_traj(
     if given.ndim == 0 or given.numel() == 0:
         raise RuntimeError(f"there are no rows to find trajectories in: got shape {list(given.shape)}")
     held = given if device is None else given.to(device)
-    rows, batch = held.shape[0], held.shape[1:]
+    rows = held.shape[0]
+    batch = held.shape[1:]
     if end is not None:
         if held.is_floating_point() or held.is_complex():
             raise TypeError(f"end must be bool, got {held.dtype}")
@@ -54,7 +55,8 @@ def find_start_stop_traj(
         ends[_last(cursor, rows)] = True
     ends[-1] |= ~ends.any(0)  # of columns that have no end
     column, stop = ends.reshape(rows, -1).T.nonzero(as_tuple=True)
-    before, first = stop.roll(1), column != column.roll(1)
+    before = stop.roll(1)
+    first = column != column.roll(1)
     first[0] = True
     last = first.roll(-1)
     before[first] = stop[last]  # the first trajectory of a column follows its last one

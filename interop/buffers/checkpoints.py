@@ -69,7 +69,8 @@ def restoring(
     buffer: "ReplayBuffer", tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection["Sampled"]
 ) -> Callable[[], None]:
     """Check a tree; the returned function loads it. Buffers `beside` load the storage if they have the same one."""
-    fields, storage = fields_of(tree, where), buffer.storage
+    fields = fields_of(tree, where)
+    storage = buffer.storage
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
@@ -88,7 +89,8 @@ def restoring(
 
 def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
     """A copy of the state as plain values and tensors. The lock is held."""
-    generator, transforms = buffer.generator, buffer.transform.state_dict()
+    generator = buffer.generator
+    transforms = buffer.transform.state_dict()
     return {
         "_storage": buffer.storage.state_dict(),
         "_sampler": buffer.sampler.state_dict(),

@@ -56,7 +56,8 @@ def update_rows(
         raise RuntimeError(f"{type(writer).__name__} tracks no generations: build it with track_generations=True")
     storage.refuse_forked_child()
     places, inside = _places(index, storage)
-    generation, count = _integers("generation", generation), inside.numel()
+    generation = _integers("generation", generation)
+    count = inside.numel()
     if generation.shape != inside.shape:
         raise ValueError(f"there are {count} indices and {generation.numel()} generations: one each is needed")
     entries = _checked(storage, patch, count)

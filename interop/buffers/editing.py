@@ -85,7 +85,8 @@ def _planned(
     for key, value in given.items():
         below = as_path(key)
         if below in stored:
-            at, lazy = path + below, isinstance(held, LazyStackedTensorDict)
+            at = path + below
+            lazy = isinstance(held, LazyStackedTensorDict)
             if not lazy or is_tensor_collection(held.tensordicts[0].get(below)):
                 yield from _planned(held.get(below), value, index, at, unknown)
             else:  # the stack itself would give copies
@@ -99,7 +100,9 @@ def _planned(
 
 def _dealt(held: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> Iterator[tuple[Any, Any]]:
     """The items of a lazy stack at an index, each with its part of a value. A number is for all items."""
-    single, items, dim = as_int(index), held.tensordicts, held.stack_dim
+    single = as_int(index)
+    items = held.tensordicts
+    dim = held.stack_dim
     if single is not None:
         yield items[single], value
         return

@@ -177,7 +177,8 @@ class ReplayBufferEnsemble(Sampled):
             member = self.members[part.place]
             with locked(member):
                 if reserves:
-                    part.sampler, part.storage = member.sampler, member.storage  # they may have been exchanged
+                    part.sampler = member.sampler  # it may have been exchanged, as the storage
+                    part.storage = member.storage
                     part.reserve()
                 elif not request.can_be_read(part):
                     return None
@@ -291,7 +292,8 @@ class ReplayBufferEnsemble(Sampled):
         entry of a member with priorities, and the errors of `update_priority`, before anything changes.
         """
         self.sampler.raise_deferred()
-        routes, changes = [], []
+        routes = []
+        changes = []
         for items, index in items_of(data):
             for place, entries, slots in routed(index, self._ndims):
                 if self.members[place].sampler.takes_priorities:

@@ -93,16 +93,19 @@ class Prefetch:
             lock: held while requests are filled. It is taken before the lock of the queue, as in writes that drop the queue.
             settings: of the samplers. Requests of other settings are undone, and drawn anew.
         """
-        pending, call = None, object()
+        pending = None
+        call = object()
         now = time.monotonic()
-        self._away, self._called = now - self._called, now
+        self._away = now - self._called
+        self._called = now
         try:
             with self.mutex:
                 if self._queue and not self._queue[0].has(settings):
                     self.drop()
                 pending = self._oldest(call)
                 if pending is None and self._error is not None:
-                    error, self._error = self._error, None
+                    error = self._error
+                    self._error = None
                     raise error
             batch = self._timed(draw) if pending is None else self._await(pending, draw)
         except BaseException:
@@ -233,7 +236,8 @@ class Prefetch:
 
         It ends where all are begun, and where threads begin at once again, which this thread would keep from doing so.
         """
-        quiet, at_once = time.monotonic() - self._called, self._begins_at_once
+        quiet = time.monotonic() - self._called
+        at_once = self._begins_at_once
         if quiet < _WATCHED and not at_once:
             return _WATCHED - quiet
         with self.mutex:

@@ -177,7 +177,9 @@ class ReplayBuffer(Sampled):
             self._transform, self._collate_fn = others
         if self._shared:
             storage.share()
-        self._storage, self._sampler, self._writer = storage, sampler, writer
+        self._storage = storage
+        self._sampler = sampler
+        self._writer = writer
         self._reads_slots = self._unit is None and reads_slots(storage, sampler)
         own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
         self._undoable = tuple(each for each, changes in own if changes)
@@ -189,7 +191,8 @@ class ReplayBuffer(Sampled):
             each.buffer_generator = self._rng
 
     def renew(self) -> None:  # in a forked child
-        self._sampler, self._reads_slots = DrawnElsewhere(), False
+        self._sampler = DrawnElsewhere()
+        self._reads_slots = False
         self._undoable = tuple(each for each in self._undoable if not isinstance(each, Sampler))
 
     def __getattr__(self, name: str) -> Any:
@@ -366,7 +369,8 @@ class ReplayBuffer(Sampled):
             with locked(self):
                 return self._write(stored, many, with_priorities)
         with locked(self):
-            kept, counts = chain.snapshot(), (self._storage.ring.counts, self._writer.write_count)
+            kept = chain.snapshot()
+            counts = (self._storage.ring.counts, self._writer.write_count)
             try:
                 stored = self._to_store(data, lift)
                 grew = is_tensor_collection(stored) and stored.ndim > data.ndim
@@ -396,10 +400,14 @@ class ReplayBuffer(Sampled):
     def _write(self, stored: Any, many: bool, with_priorities: bool) -> Any:
         """Write items, and give the samplers of all buffers on the storage their slots. The lock is held."""
         self._writer.refuse_write("extend" if many else "add")
-        storage, sampler, transforms = self._storage, self._sampler, self._transform.count
+        storage = self._storage
+        sampler = self._sampler
+        transforms = self._transform.count
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
-        buffers, followed, undoable = storage.attached(), False, self._undoable
+        buffers = storage.attached()
+        followed = False
+        undoable = self._undoable
         for buffer in buffers:
             if (other := getattr(buffer, "sampler", None)) is None:
                 continue
@@ -422,7 +430,10 @@ class ReplayBuffer(Sampled):
             raise
 
     def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:
-        storage, writer, sampler, dim = self._storage, self._writer, self._sampler, self.dim_extend
+        storage = self._storage
+        writer = self._writer
+        sampler = self._sampler
+        dim = self.dim_extend
         index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
@@ -481,7 +492,8 @@ class ReplayBuffer(Sampled):
                     for buffer in buffers:
                         buffer.forget(empty_write_count)
 
-            counters, undoable = storage.ring.cells.tobytes(), [storage, *(buffer.writer for buffer in buffers)]
+            counters = storage.ring.cells.tobytes()
+            undoable = [storage, *(buffer.writer for buffer in buffers)]
             kept = [(each, each.before_write()) for each in undoable]
             try:
                 write()
@@ -547,7 +559,8 @@ class ReplayBuffer(Sampled):
     def _gather(self, part: Part, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """Copies of the drawn items, and the info. The lock is held."""
         if self._reads_slots:
-            storage, sampler = cast(TensorStorage, part.storage), cast(DrawingSampler, part.sampler)
+            storage = cast(TensorStorage, part.storage)
+            sampler = cast(DrawingSampler, part.sampler)
             marks = self._marks_samples and not self._transform.count  # transforms see what is stored
             if part.reservation is None:
                 batch = sampler.draw_batch(storage, part.size, part.key, marks)

@@ -62,11 +62,14 @@ class Part:
 
         Storage and sampler satisfy `reads_slots`.
         """
-        sampler, storage = cast(DrawingSampler, self.sampler), cast(TensorStorage, self.storage)
+        sampler = cast(DrawingSampler, self.sampler)
+        storage = cast(TensorStorage, self.storage)
         if self.reservation is None:
             slots, info, leaves = sampler.draw_slots(storage, self.size, self.key)
         else:
-            slots, info, leaves = self.reservation.slots, self.reservation.info, []
+            slots = self.reservation.slots
+            info = self.reservation.info
+            leaves = []
         info["index"] = sampler.index_of(slots, storage)
         return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
 
@@ -106,7 +109,9 @@ class Request:
     def close(self, make: Callable[[], Any], settings: tuple[Any, ...]) -> None:
         """All keys were made; `make` makes the batch, and the samplers have these settings."""
         self._after = [each.get_state() for each, _ in self._before]
-        self.task, self.make, self._settings = Task(), make, settings
+        self.task = Task()
+        self.make = make
+        self._settings = settings
         self.closed = True
 
     def has(self, settings: tuple[Any, ...]) -> bool:

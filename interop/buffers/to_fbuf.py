@@ -52,7 +52,9 @@ def to_fbuf(
     stamp = ("index",) if type(writer) is TensorDictRoundRobinWriter else None  # the slot, which draws return anyway
     columns = {path: held for path, held in storage.columns().items() if path != stamp}
     dtypes = _dtypes(columns, narrow)
-    rule, keys, index = _rule(sampler, batch_size, narrow), None, None
+    rule = _rule(sampler, batch_size, narrow)
+    keys = None
+    index = None
     if isinstance(sampler, torch_side.SliceSampler):
         keys = sampler.boundary_keys
         assert keys is not None  # a sampler of given trajectories has no rule
@@ -207,11 +209,16 @@ def _indexed(
     buffer: fbuf.Buffer, item: Any, items: Any, ring: fbuf.RingState, index: Trajectories | None
 ) -> tuple[Any, Any]:
     """The states of the sampler and of the trajectories, as if all stored rows had been written in one batch."""
-    rule, known, capacity, lanes = buffer.sampler, buffer.trajectories, buffer.capacity, buffer.items_per_row
+    rule = buffer.sampler
+    known = buffer.trajectories
+    capacity = buffer.capacity
+    lanes = buffer.items_per_row
     if not isinstance(rule, fbuf.Slices):
         return rule.init(capacity * lanes), None
     assert known is not None
-    state, table, filled = rule.init(capacity, lanes), known.init(capacity, lanes, item), int(ring.size)
+    state = rule.init(capacity, lanes)
+    table = known.init(capacity, lanes, item)
+    filled = int(ring.size)
     if index is None:
         return state, table
     rows = (int(ring.cursor) - filled + np.arange(filled)) % capacity
@@ -249,7 +256,8 @@ def _resumed(rule: Any, state: Any, sampler: torch_side.Sampler, storage: Storag
 def _weighed(
     rule: fbuf.Prioritized, state: fbuf.PrioritizedState, sampler: torch_side.PrioritizedSampler
 ) -> fbuf.PrioritizedState:
-    held, known = sampler.priorities.cpu().numpy(), sampler.state
+    held = sampler.priorities.cpu().numpy()
+    known = sampler.state
     if known is None:  # no item is stored
         return state
     priorities = np.full(state.tree.capacity, -1, rule.dtype)
@@ -263,7 +271,8 @@ def _weighed(
 
 def _under_way(state: fbuf.ShuffledState, length: int, left: np.ndarray) -> fbuf.ShuffledState:
     """The state of an epoch over `length` positions, with the positions that are left to be drawn."""
-    taken, moved = length - left.size, state.moved
+    taken = length - left.size
+    moved = state.moved
     if moved is not None:
         order = np.array(moved)
         order[:length, 0] = np.concatenate([np.setdiff1d(np.arange(length), left), left])

@@ -46,7 +46,8 @@ def rows_of(index: Tensor | Sequence[Tensor], ndim: int) -> Tensor:
 def set_expanded(data: TensorDictBase, key: NestedKey, value: Tensor) -> None:
     """Set an entry to a value expanded to the batch dims, with memory of its own, also where those of items are unlike."""
     if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size:
-        dim, items = data.stack_dim, data.tensordicts
+        dim = data.stack_dim
+        items = data.tensordicts
         rows = value.unbind(dim) if value.ndim > dim else [value] * len(items)
         for item, row in zip(items, rows, strict=True):
             set_expanded(item, key, row)

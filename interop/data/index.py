@@ -108,7 +108,8 @@ def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
     first, *rest = spelled_out((index or (Ellipsis,)) if isinstance(index, tuple) else (index,), len(lead))
     rows: tuple[Any, ...]
     if isinstance(first, slice):
-        start, stop = _bound(first.start, 0, filled), _bound(first.stop, end, filled)
+        start = _bound(first.start, 0, filled)
+        stop = _bound(first.stop, end, filled)
         rows = (slice(min(start, lead[0]), min(stop, lead[0]), first.step),)
     elif (single := as_int(first)) is not None:
         rows = (_row(single, filled, lead[0]),)
@@ -178,7 +179,8 @@ def slots_of_places(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
         local: Any = slice(None)
     else:
         named = torch.as_tensor(first, device="cpu")
-        rows, local = named.reshape(-1), torch.arange(named.numel(), device="cpu").reshape(named.shape)
+        rows = named.reshape(-1)
+        local = torch.arange(named.numel(), device="cpu").reshape(named.shape)
     per_row = math.prod(lanes)
     slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + torch.arange(per_row, device="cpu").reshape(lanes)
     return slots[(local, *rest)].numpy()

@@ -103,7 +103,8 @@ def _pieces(index: Any) -> Iterator[tuple[Tensor, Tensor]]:
             'an ensemble needs the "index" that came with a sample, a tensordict of "index" and "buffer_ids"; '
             f"got {type(index).__name__}"
         )
-    slots, ids = index.get("index"), index.get("buffer_ids")
+    slots = index.get("index")
+    ids = index.get("buffer_ids")
     if slots.is_nested:
         yield from zip(slots.unbind(0), ids.unbind(0), strict=True)
     else:

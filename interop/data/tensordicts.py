@@ -17,7 +17,8 @@ _KNOWN_NON_TENSOR = vars(NonTensorData(0)).keys() == _NON_TENSOR
 # The class of plain tensordicts, whose entries `held` gives; None where this version has other insides.
 PLAIN: Any = TensorDict if vars(_EMPTY).keys() == {"_tensordict", "_batch_size", "_device", "_td_dim_names"} else None
 _dtype = attrgetter("dtype")
-held, _dim_names = attrgetter("_tensordict"), attrgetter("_td_dim_names")  # of tensordicts, also of tensorclasses
+held = attrgetter("_tensordict")  # of tensordicts, also of tensorclasses
+_dim_names = attrgetter("_td_dim_names")
 
 
 def shallow(data: TensorDictBase) -> TensorDictBase:
@@ -34,7 +35,8 @@ def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
     `torch.stack` of the tensordicts takes twenty times as long.
     """
     first = items[0]
-    shape, device = first.batch_size, first.device
+    shape = first.batch_size
+    device = first.device
     if set(map(type, items)) != {PLAIN} or any(item.batch_size != shape for item in items):
         return None
     every = list(map(held, items))

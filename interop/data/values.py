@@ -34,7 +34,8 @@ MOST_DEEP = 64
 _NUMBERS_AND_TEXT = {type(None), bool, int, float, str}
 _TENSORS = (Tensor, MemoryMappedTensor, torch.nn.Parameter, torch.nn.Buffer)
 _STACKS = (LazyStackedTensorDict, NonTensorStack)
-_SEQUENCES, _DICTS = (list, tuple, torch.Size), (dict, collections.OrderedDict)
+_SEQUENCES = (list, tuple, torch.Size)
+_DICTS = (dict, collections.OrderedDict)
 _INTEGER_BITS = 10_000  # Python refuses to read much longer ones from text
 
 
@@ -68,7 +69,9 @@ class NotKept(Exception):  # noqa: N818  # becomes `error`, with the path to the
 
     def __init__(self, error: type[Exception], message: str) -> None:
         super().__init__(message)
-        self.error, self.message, self.path = error, message, list[Any]()
+        self.error = error
+        self.message = message
+        self.path = list[Any]()
 
     def named(self, where: str) -> Exception:
         """The error for the caller."""
@@ -117,7 +120,8 @@ def _node(value: Any, leaves: list[Any], other: Other, around: list[int]) -> Nod
         array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         if BY_NAME.get(array.dtype.name) == array.dtype:
             name = "array" if isinstance(value, np.ndarray) else "scalar"
-            leaf, value = _value(name, array.dtype.name, array.ndim), array
+            leaf = _value(name, array.dtype.name, array.ndim)
+            value = array
         else:
             leaf, value = other(value, f" with dtype {array.dtype}")
     if leaf is None:
@@ -177,7 +181,8 @@ def _opened(value: Any, kind: type) -> _Opened | str:
     if is_record(kind):
         return value, kind, tuple(range(len(value))), (), fields_of(kind)
     if is_tensorclass(kind):
-        held, attributes = vars(value)["_tensordict"], vars(value)["_non_tensordict"]
+        held = vars(value)["_tensordict"]
+        attributes = vars(value)["_non_tensordict"]
         if not {*attributes, *held.keys()} <= {*fields_of(kind)}:
             return " with entries that are no fields of it"
         return (held, *attributes.values()), kind, ("", *attributes)
@@ -260,7 +265,8 @@ def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None)
     if kind in _DICTS:
         return kind(zip(node.keys, parts, strict=True))
     if kind in _STACKS:
-        (dim,), (name,) = node.batch, node.names
+        (dim,) = node.batch
+        (name,) = node.names
         if not 0 <= dim <= parts[0].ndim or any(part.ndim != parts[0].ndim for part in parts):
             raise ValueError(f"tensordicts that cannot be stacked along dim {dim}")
         return kind(*parts, stack_dim=dim, stack_dim_name=name)
@@ -279,5 +285,6 @@ def _tensordict(node: Branch, parts: list[Any], device: torch.device | None) -> 
         shape = (part.size(0),) if getattr(part, "is_nested", False) else part.shape[:dims]  # it has no other size
         if shape[:dims] != node.batch:
             raise ValueError(f"an entry of shape {list(shape)}... in a batch of {list(node.batch)}")
-    entries, batch = zip(node.keys, parts, strict=True), torch.Size(node.batch)
+    entries = zip(node.keys, parts, strict=True)
+    batch = torch.Size(node.batch)
     return unchecked(dict(entries), batch, device, [*node.names]) if node.names else of_entries(entries, batch, device)

@@ -177,7 +177,8 @@ def _rows(data: Any, lead: int) -> list[memoryview]:
     if not data.is_nested:
         return [_bytes(each) for each in data.reshape(math.prod(data.shape[:lead]), *data.shape[lead:])]
     if data.lengths() is None:
-        whole, size = _bytes(data.values()), math.prod(data.shape[2:]) * data.dtype.itemsize
+        whole = _bytes(data.values())
+        size = math.prod(data.shape[2:]) * data.dtype.itemsize
         ends = data.offsets().tolist()
         return [whole[start * size : stop * size] for start, stop in itertools.pairwise(ends)]
     return [_bytes(each) for each in data.unbind()]

@@ -9,7 +9,8 @@ from interop.datasets.errors import CorruptDatasetError
 
 SMALL = 1 << 26
 """Bytes that any file may take: small files may be compressed well."""
-UNPACKED, HELD = 1_100, 64
+UNPACKED = 1_100
+HELD = 64
 
 
 def unpacked(stored: int) -> int:

@@ -149,7 +149,8 @@ def _target(url: str, location: str | None) -> str:
 
 def _sent(session: Any, url: str, headers: Mapping[str, str], timeout: float) -> Any:
     """The response, whose body was not read. `Session.send` would read that of a redirect, of whatever size."""
-    requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets")
+    requests = required("requests", "datasets")
+    urllib3 = required("urllib3", "datasets")
     try:
         request = session.prepare_request(requests.Request("GET", url, headers=headers))
         settings = session.merge_environment_settings(request.url, {}, True, None, None)
@@ -162,7 +163,8 @@ def _sent(session: Any, url: str, headers: Mapping[str, str], timeout: float) ->
 
 def _answer(response: Any, start: int) -> Answer:
     """Check status and headers."""
-    status, headers = response.status_code, response.headers
+    status = response.status_code
+    headers = response.headers
     said = f"{status} {response.reason or ''}"[:100].strip()
     if status == 416:
         raise OtherFileError(f"{said}: it has no bytes from {start} on")
@@ -175,7 +177,8 @@ def _answer(response: Any, start: int) -> Answer:
     if status == 206:
         first, length, total = _part(headers.get("Content-Range", ""), length, start)
     else:
-        first, total = 0, length
+        first = 0
+        total = length
     encoding = headers.get("Content-Encoding", "").strip().lower()
     return Answer(
         start=first,
@@ -204,7 +207,9 @@ def _part(text: str, length: int | None, start: int) -> tuple[int, int, int | No
     found = _RANGE.fullmatch(text.strip())
     if found is None:
         raise OtherFileError(f"announces the range {text!r:.80}, which is none")
-    first, last, total = int(found[1]), int(found[2]), None if found[3] is None else int(found[3])
+    first = int(found[1])
+    last = int(found[2])
+    total = None if found[3] is None else int(found[3])
     if (
         first != start
         or last < first
@@ -219,8 +224,10 @@ def _version(headers: Mapping[str, str]) -> str:
     tag = headers.get("ETag", "").strip()
     if _STRONG_TAG.fullmatch(tag):
         return tag
-    changed, now = headers.get("Last-Modified", "").strip(), headers.get("Date", "")
-    at, answered = _date(changed), _date(now)
+    changed = headers.get("Last-Modified", "").strip()
+    now = headers.get("Date", "")
+    at = _date(changed)
+    answered = _date(now)
     return changed if at is not None and answered is not None and answered - at >= _SAFE_AFTER else ""
 
 

@@ -12,7 +12,11 @@ from interop.datasets.errors import CorruptDatasetError
 _BLOCK = tarfile.BLOCKSIZE
 _MOST_ABOUT = 1 << 20  # bytes of a long name, or of the records about a member
 _MOST_HEADERS = 16  # before a member
-_LONG_NAME, _LONG_LINK, _RECORDS, _COMMON = b"L", b"K", (b"x", b"X"), b"g"  # types of headers about a member
+# Types of headers about a member.
+_LONG_NAME = b"L"
+_LONG_LINK = b"K"
+_RECORDS = (b"x", b"X")
+_COMMON = b"g"
 _RECORD = re.compile(rb"([0-9]{1,7}) ([^=]+)=", re.DOTALL)
 _AT_ONCE = 1 << 20  # bytes
 
@@ -48,7 +52,8 @@ class _Reader:
     """Reads headers, and the blocks behind them."""
 
     def __init__(self, stream: Stream, path: object) -> None:
-        self._stream, self._path = stream, path
+        self._stream = stream
+        self._path = path
 
     def exactly(self, size: int) -> bytes:
         data = self._stream.read(size) if size else b""
@@ -80,7 +85,8 @@ class _Reader:
                     raise CorruptDatasetError(f"{self._path}: a member is a sparse file, not a plain one")
                 if found.type == _COMMON and records.keys() & {"path", "size"}:
                     raise self._damaged("one name or size for all members")
-                name, size = records.get("path", name), self._size(records, size)
+                name = records.get("path", name)
+                size = self._size(records, size)
             else:
                 found.name = (found.name if name is None else name).rstrip("/")
                 found.size = found.size if size is None else size
@@ -95,12 +101,14 @@ class _Reader:
 
     def _records(self, content: bytes) -> dict[str, str]:
         """Records `<length> <key>=<value>\\n`."""
-        found, place = {}, 0
+        found = {}
+        place = 0
         while place < len(content) and content[place]:
             record = _RECORD.match(content, place)
             if record is None or (end := place + int(record[1])) > len(content) or end <= record.end():
                 raise self._damaged("records that are none")
-            key, value = record[2], content[record.end() : end - 1]
+            key = record[2]
+            value = content[record.end() : end - 1]
             found[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
             place = end
         return found
@@ -121,7 +129,10 @@ class _Content:
     """The bytes of a member, in order."""
 
     def __init__(self, reader: _Reader, size: int, where: str, most: int | None) -> None:
-        self._reader, self._left, self._where, self._most = reader, size, where, most
+        self._reader = reader
+        self._left = size
+        self._where = where
+        self._most = most
         self._padding = -size % _BLOCK
 
     def read(self, size: int = -1, /) -> bytes:

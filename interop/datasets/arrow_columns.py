@@ -15,7 +15,8 @@ from interop.datasets.rows import channels_first
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TENSORS, _FLAGS = "arrow.fixed_shape_tensor", "arrow.bool8"
+_TENSORS = "arrow.fixed_shape_tensor"
+_FLAGS = "arrow.bool8"
 
 
 @contextlib.contextmanager

@@ -43,7 +43,8 @@ GAMES = [
 IDS = [f"{game}/{run}" for game in GAMES for run in range(1, 6)]
 _ARRAYS = {"observation": ("uint8", 3), "action": ("int32", 1), "reward": ("float32", 1), "terminal": ("uint8", 1)}
 _FILE = re.compile(r"\$store\$_\w+_ckpt\.(\d+)\.gz")
-_ROWS, _ROW = 4096, 1 << 15  # rows per read; the most bytes of a row
+_ROWS = 4096  # per read
+_ROW = 1 << 15  # the most bytes of a row
 _NOTED = 1_000  # values of the metadata of a ring
 _MOST_PAGES = 100  # of a list of 300 files
 _DONE = ("next", "done")
@@ -98,7 +99,8 @@ class AtariDQNSource(Source):
         return sorted(found)[: self.max_checkpoints]
 
     def parts(self, folder: Path) -> list[Part]:
-        folder, parts = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder, []
+        folder = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder
+        parts = []
         for number in self._chosen(path.name for path in folder.iterdir()):
             paths = [folder / f"$store$_{name}_ckpt.{number}.gz" for name in _ARRAYS]
             parts.append(Part(_rows(paths), folder, (number, *paths), at_most=True, streamed=True))

@@ -52,10 +52,12 @@ class D4RLSource(Source):
 
     def _write_by_library(self, path: Path) -> Mapping[str, str]:
         try:
-            d4rl, gym = import_module("d4rl"), import_module("gym")
+            d4rl = import_module("d4rl")
+            gym = import_module("gym")
         except ImportError as error:
             raise ImportError(f"direct_download=False and from_env=True need the d4rl library: {error}") from error
-        env, options = gym.make(self.dataset_id, **self.env_kwargs), {"terminate_on_end": self.terminate_on_end}
+        env = gym.make(self.dataset_id, **self.env_kwargs)
+        options = {"terminate_on_end": self.terminate_on_end}
         if self.library == "get_dataset":
             made = env.get_dataset()
         else:
@@ -112,17 +114,21 @@ class D4RLSource(Source):
         rows = nested(found, len(found["rewards"]), f"{part.path}, rows {start} to {last}")
         if len(rows) == last - start:  # the last row of the file: there is no next one
             rows = torch.cat([rows, torch.zeros_like(rows[:1])])
-        here, after, signals = rows[first - start : -1], rows[first - start + 1 :], self._signals(rows)
+        here = rows[first - start : -1]
+        after = rows[first - start + 1 :]
+        signals = self._signals(rows)
         before = [] if first else [torch.zeros_like(signals[:1])]
         out: Any = torch.cat([*before, signals[:-2]])
-        out["observation"], out["action"] = here["observations"], here["actions"]
+        out["observation"] = here["observations"]
+        out["action"] = here["actions"]
         out["next"] = following = signals[first - start : -1]
         unknown = following["done"]
         if "next_observations" not in found:
             unknown = unknown | following.get("truncated", unknown)
         following["observation"] = zeroed(here.get("next_observations", after["observations"]), unknown)
         if "infos" in found:
-            out["info"], following["info"] = here["infos"], after["infos"]
+            out["info"] = here["infos"]
+            following["info"] = after["infos"]
         yield out
 
     def _signals(self, rows: TensorDict) -> TensorDict:

@@ -44,7 +44,8 @@ class DopamineRing:
 
     def _behind_terminals(self, terminal: np.ndarray, written: int) -> Iterator[np.ndarray]:
         """Yield the rows where there is padding, if there is any: those behind each terminal row, in time."""
-        rows, oldest = len(terminal), max(written - len(terminal), 0)
+        rows = len(terminal)
+        oldest = max(written - len(terminal), 0)
         times = np.arange(oldest, written)  # the row of time t is t % rows
         ended = times[terminal[times % rows] != 0]
         for time in ended:
@@ -68,7 +69,8 @@ class DopamineRing:
             while start < known < stop and self._run[known] and self._run[known - 1] == self._run[known]:
                 known -= 1
             yield self._chosen(arrays, start, known)
-            waiting, start = tuple(each[known - start :] for each in arrays), known
+            waiting = tuple(each[known - start :] for each in arrays)
+            start = known
 
     def _chosen(self, arrays: tuple[np.ndarray, ...], start: int, stop: int) -> tuple[Any, ...]:
         at = np.arange(start, stop)

@@ -103,7 +103,8 @@ class EpisodeBuffers:
         above, below = (dict(entries_below(each)) for each in (rows.exclude("next"), rows.get("next", {})))
         found: dict[Path, Any] = {}
         for place, path in self.places.items():
-            now, then = above.get(path), None if path in _OUTCOMES else below.get(path)
+            now = above.get(path)
+            then = None if path in _OUTCOMES else below.get(path)
             values = _one_more(*(None if each is None else self.files.values(each, path) for each in (now, then)))
             if place[0] == "actions":
                 values = values[: len(rows)]

@@ -104,9 +104,11 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             raise ValueError(f"a dataset id names a folder below the root, got {source.dataset_id!r}")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fbuf" / source.family
         self._root = Path(cache if root is None else root).expanduser().absolute()
-        self._source, self._split_trajs = source, split_trajs
+        self._source = source
+        self._split_trajs = split_trajs
         files = None if from_local is None else Path(from_local).expanduser().absolute()
-        folder, force = self.data_path_root, download == "force"
+        folder = self.data_path_root
+        force = download == "force"
         if files is not None and not files.is_dir() and (force or not is_there(folder)):
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
         made_from = {"kind": f"{_KIND} of {source.family}", "schema": _SCHEMA, **json.loads(json.dumps(asdict(source)))}
@@ -162,7 +164,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     def _split(self) -> dict[str, Any]:
         """Split the current rows into trajectories."""
-        kind, base = f"the trajectories of {_KIND}", self.data_path_root
+        kind = f"the trajectories of {_KIND}"
+        base = self.data_path_root
         of = {"kind": kind, "schema": _SCHEMA, "of": record_of(base).get("made")}
 
         def make(scratch: Path) -> dict[str, Any]:

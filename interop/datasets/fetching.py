@@ -117,13 +117,17 @@ class RemoteStream:
         self, url: str, *, timeout: float = 30.0, retries: int = 4, pause: float = 0.5,
         headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self._url, self._timeout, self._retries, self._pause = url, timeout, retries, pause
+        self._url = url
+        self._timeout = timeout
+        self._retries = retries
+        self._pause = pause
         self._headers = headers or {}
         self._session = session()
         self._answer = ExitStack()
         self._blocks: Iterator[bytes] = iter(())
         self._opened = self._ended = False
-        self._place, self._version = 0, ""
+        self._place = 0
+        self._version = ""
         self._total: int | None = None
         self._waiting: bytes = b""  # received, and not read yet
 
@@ -186,8 +190,10 @@ class RemoteStream:
             raise FailedError(
                 "is no file" if refused else f"is another file than the one that was read up to byte {start}"
             )
-        self._version, self._total = answer.version, answer.total
-        self._blocks, self._opened = answer.blocks(), True
+        self._version = answer.version
+        self._total = answer.total
+        self._blocks = answer.blocks()
+        self._opened = True
 
 
 def patiently(attempt: Callable[[], _T], place: Callable[[], int], retries: int, pause: float) -> _T:
@@ -195,7 +201,8 @@ def patiently(attempt: Callable[[], _T], place: Callable[[], int], retries: int,
 
     Args as for `fetch`.
     """
-    failures, furthest = 0, place()
+    failures = 0
+    furthest = place()
     while True:
         try:
             return attempt()
@@ -247,7 +254,8 @@ class _Download:
     def run(self, retries: int, pause: float) -> str:
         """Download the file. Returns its checksum."""
         try:
-            url, failures = urlsplit(self.file.url), []
+            url = urlsplit(self.file.url)
+            failures = []
         except ValueError as error:
             raise FailedError(f"{self.file.url!r:.200} is no address ({error})") from error
         self.part.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +276,8 @@ class _Download:
 
     def _receive(self, url: str) -> str:
         """Append the missing data to the partial file. Returns the checksum of the file."""
-        size, (version, before) = _size(self.part), self._begun()
+        size = _size(self.part)
+        version, before = self._begun()
         start = size if version else 0
         headers = {**(self.headers or {}), **({"Range": f"bytes={start}-", "If-Range": version} if start else {})}
         plain = urlsplit(self.file.url).hostname if self.file.plain_http else ""
@@ -330,7 +339,9 @@ class _Download:
 
     def _checked(self, failure: type[FailedError] = FailedError) -> str:
         """Verify the complete partial file and return its checksum. A wrong file is deleted."""
-        size, checksum, fault = _size(self.part), _sha256(self.part), ""
+        size = _size(self.part)
+        checksum = _sha256(self.part)
+        fault = ""
         with self.part.open("rb") as content:
             if self.file.sha256 != checksum and _PAGE.match(content.read(1024)):
                 fault = "is a page of HTML, not the file"

@@ -73,12 +73,14 @@ def _episode(held: Any, where: str, most: int) -> TensorDict:
         with np.errstate(invalid="ignore"):
             pixels = observation.astype(np.uint8)
         done = done.reshape(-1, 1) != 0
-        action, reward = action.astype(np.int64).reshape(-1, 1), reward.astype(np.float32).reshape(-1, 1)
+        action = action.astype(np.int64).reshape(-1, 1)
+        reward = reward.astype(np.float32).reshape(-1, 1)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise CorruptDatasetError(f"{where} is no dict of observations, actions, rewards and dones: {error}") from error
     if pixels.ndim != 4 or not len(pixels) or (observation.dtype != np.uint8 and (pixels != observation).any()):
         raise CorruptDatasetError(f"{where}: observations must be images, of whole numbers from 0 to 255")
-    truncated, none = np.zeros_like(done), np.zeros_like(done)
+    truncated = np.zeros_like(done)
+    none = np.zeros_like(done)
     last = max(min(most, len(done)) - 1, 0)
     truncated[last : last + 1] = ~done[last : last + 1]
     flags = {"terminated": done, "truncated": truncated, "done": done | truncated}

@@ -15,7 +15,8 @@ def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None
 
     A part has up to `most` bytes, by default 16 MB, or is a single piece.
     """
-    groups, offset = defaultdict[int, list[tuple[Any, int]]](list), 0
+    groups = defaultdict[int, list[tuple[Any, int]]](list)
+    offset = 0
     for what, rows, size in pieces:
         if rows:
             groups[offset // (most or _BYTES)].append((what, rows))

@@ -178,7 +178,8 @@ def _values(h5py: ModuleType, it: "h5py.h5d.DatasetID", rows: slice) -> Any:
             if out.size:
                 it.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
             return out if shape else out[()]
-        dataset, chosen = h5py.Dataset(it), rows if shape else ()
+        dataset = h5py.Dataset(it)
+        chosen = rows if shape else ()
         text = h5py.check_string_dtype(dtype)
         reader = dataset.asstr("utf-8") if text else dataset
         if dtype.kind == "O" and shape:
@@ -200,7 +201,8 @@ def _of_any_length(
     """
     most = h5py.h5i.get_file_id(it).get_filesize()
     start, stop, _ = rows.indices(shape[0])
-    found, total = np.empty((max(stop - start, 0), *shape[1:]), object), 0
+    found = np.empty((max(stop - start, 0), *shape[1:]), object)
+    total = 0
     for place in np.ndindex(*found.shape[:-1]):  # of a list of entries; () for the only one
         above, begin = ((place[0] + start, *place[1:]), 0) if place else ((), start)
         for at in range(0, found.shape[-1], _ENTRIES):
@@ -227,11 +229,14 @@ def _layout(h5py: ModuleType, it: "h5py.h5d.DatasetID") -> tuple[tuple[int, ...]
     """Shape and dtype of a dataset. CorruptDatasetError unless it has numbers or text in this file."""
     if not isinstance(it, h5py.h5d.DatasetID):
         raise CorruptDatasetError(f"{_name(h5py, it)} is a {type(it).__name__}, no dataset")
-    made, stored, dtype = it.get_create_plist(), it.get_storage_size(), it.dtype
+    made = it.get_create_plist()
+    stored = it.get_storage_size()
+    dtype = it.dtype
     if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
         raise CorruptDatasetError(f"{_name(h5py, it)} has its values in other files: it is not read")
     shape = it.get_space().get_simple_extent_dims()
-    filtered, size = made.get_nfilters() > 0, 0 if shape is None else math.prod(shape) * dtype.itemsize
+    filtered = made.get_nfilters() > 0
+    size = 0 if shape is None else math.prod(shape) * dtype.itemsize
     most = allowance.UNPACKED * stored + _FILLED if filtered else stored
     if filtered and size:
         size = max(size, math.prod(made.get_chunk()) * dtype.itemsize)  # which is decompressed as a whole

@@ -51,7 +51,9 @@ def hub_files(repo: str, prefix: str = "", revision: str | None = None) -> list[
 def _listed(described: Any, where: str) -> HubFile:
     """A file of the hub's list."""
     entry = Answered(described, f"{where}, a file")
-    path, size, sha256 = entry.text("rfilename"), None, None
+    path = entry.text("rfilename")
+    size = None
+    sha256 = None
     place = PurePosixPath(path)
     if place.is_absolute() or ".." in place.parts or not place.parts or "\\" in path or not path.isprintable():
         raise entry.wrong("rfilename", "a path below the repository", path)

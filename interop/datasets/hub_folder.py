@@ -51,7 +51,8 @@ class HubFolderSource(Source):
         parts = []
         for path in local_files(folder, "data/", ".parquet"):
             with parquet.opened(path) as file:
-                schema, groups = file.schema, file.rows()
+                schema = file.schema
+                groups = file.rows()
             self._check_columns(schema, path)
             parts += [Part(rows, path, (place,)) for place, rows in enumerate(groups) if rows]
         return parts
@@ -62,7 +63,8 @@ class HubFolderSource(Source):
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         with parquet.opened(part.path) as file:
             schema = file.schema
-            features, names = features_of(schema, str(part.path)), self._kept(schema.names)
+            features = features_of(schema, str(part.path))
+            names = self._kept(schema.names)
             (group,) = part.which
             table = file.read(group, names)
             rows = TensorDict({}, [len(table)])

@@ -51,7 +51,8 @@ def stacked(images: Sequence[bytes | np.ndarray], where: str) -> np.ndarray:
             allowance.check(len(images) * image.nbytes, most, f"{where}, {len(images)} images of {[*image.shape]}")
             out = np.empty((len(images), *image.shape), image.dtype)
         if (image.shape, image.dtype) != (out.shape[1:], out.dtype):
-            came, needed = f"{image.dtype} {[*image.shape]}", f"{out.dtype} {[*out.shape[1:]]}"
+            came = f"{image.dtype} {[*image.shape]}"
+            needed = f"{out.dtype} {[*out.shape[1:]]}"
             raise CorruptDatasetError(f"{where}, image {place}: it is {came}, not {needed}")
         out[place] = image
     return out

@@ -49,7 +49,8 @@ def by_processes(
         yield from map(function, tasks)
         return
     pickle.dumps(function)  # raise errors here: the pool may hang
-    context, tasks = multiprocessing.get_context(method or "spawn"), iter(tasks)
+    context = multiprocessing.get_context(method or "spawn")
+    tasks = iter(tasks)
     for first in tasks:
         some = chain([first], islice(tasks, max_tasks_per_child and workers * max_tasks_per_child - 1))
         with ProcessPoolExecutor(workers, context, _start, (threads,)) as pool:

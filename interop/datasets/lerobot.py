@@ -108,7 +108,8 @@ class LeRobotSource(Source):
 
     def read(self, part: Part) -> Iterator[TensorDict]:
         info = info_of(part.path)
-        features, tasks = self._features(part.path, info), tasks_of(part.path, info)
+        features = self._features(part.path, info)
+        tasks = tasks_of(part.path, info)
         columns = [name for name, feature in features.items() if feature.kind != "video" and name != "index"]
         has_videos = len(columns) + ("index" in features) < len(features)
         needed = ["episode_index", *(["frame_index"] if has_videos else []), *columns]
@@ -183,7 +184,8 @@ def _tables(
     numbers = [episode.number for episode in episodes]
     bounds = ("episode_index", min(numbers), max(numbers))
     tables = [read_table(path, columns, bounds) for path in paths]
-    pyarrow, compute = required("pyarrow", "datasets"), required("pyarrow.compute", "datasets")
+    pyarrow = required("pyarrow", "datasets")
+    compute = required("pyarrow.compute", "datasets")
     for episode in episodes:
         pieces = [table.filter(compute.equal(table["episode_index"], episode.number)) for table in tables]
         try:

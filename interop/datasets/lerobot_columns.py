@@ -60,7 +60,8 @@ def values_of(column: "pa.ChunkedArray", feature: Feature, where: str) -> np.nda
         lengths = {*flat.value_lengths().unique().to_pylist()} if len(flat) else set()
         if flat.null_count or not sizes or not lengths <= {sizes[0]}:
             raise CorruptDatasetError(f"{wrong}, with lists of {', '.join(sorted(map(str, lengths)))}")
-        flat, sizes = flat.flatten(), sizes[1:]
+        flat = flat.flatten()
+        sizes = sizes[1:]
     count = len(column) * int(np.prod(feature.shape))
     if flat.null_count or sizes or len(flat) != count or not (_is_number(types, flat.type) or not count):
         raise CorruptDatasetError(wrong)

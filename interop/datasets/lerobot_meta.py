@@ -106,10 +106,12 @@ def _feature(entries: Entries) -> Feature:
 def tasks_of(folder: Path, info: Info) -> dict[int, str]:
     """The text of each task."""
     path = folder / ("meta/tasks.jsonl" if info.is_v2 else "meta/tasks.parquet")
-    where, tasks = _where(folder, path), dict[int, str]()
+    where = _where(folder, path)
+    tasks = dict[int, str]()
     for row in read_json(path) if info.is_v2 else _task_rows(path):
         task = Entries(row, where)
-        number, text = task.whole("task_index"), task.text("task")
+        number = task.whole("task_index")
+        text = task.text("task")
         if tasks.setdefault(number, text) != text:
             raise CorruptDatasetError(f"{where}: the task {number} has two texts, {tasks[number]!r} and {text!r}")
     return tasks
@@ -190,7 +192,8 @@ def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, n
 
 def _check_format(entries: Entries, name: str) -> None:
     """CorruptDatasetError for a format of paths that is not upstream's: other names, or numbers of unbounded width."""
-    text, needed = entries.text(name), f"a path with {{{'}, {'.join(_NUMBERED)}}} or {{video_key}}"
+    text = entries.text(name)
+    needed = f"a path with {{{'}, {'.join(_NUMBERED)}}} or {{video_key}}"
     try:
         parts = [*string.Formatter().parse(text)]
     except ValueError:

@@ -29,7 +29,8 @@ from interop.shared.source_files import files_below
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")
 _NAME = re.compile(r"(?:(.+)/)?(.+?)(?:-v([0-9]{1,18}))?")  # of a dataset: namespace, name, version
-_BYTES, _ROWS = 1 << 26, 4096  # bytes per part; rows per read
+_BYTES = 1 << 26  # per part
+_ROWS = 4096  # per read
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def _kind(values: Any) -> Kind:
 
 def described_episodes(data: Path, kind: str) -> list[dict[str, Any]]:
     """What the files say of each episode, in order: "id", "total_steps", "seed", "options" and others, as JSON."""
-    found, out = episodes(data, kind), []
+    found = episodes(data, kind)
+    out = []
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
             for each in found:

@@ -53,14 +53,16 @@ def rows(found: Iterable[Steps], arrays: Arrays, infos: Layout, most: int) -> It
             count += stop - start
             if count >= most:
                 yield _joined(waiting, arrays)
-                waiting, count = [], 0
+                waiting = []
+                count = 0
     if waiting:
         yield _joined(waiting, arrays)
 
 
 def _checked(values: Any, path: tuple[str, ...], steps: int, where: str) -> Any:
     """Validate the number of rows."""
-    needed, count = steps + (path[0] in ONE_MORE), len(values) if isinstance(values, list) or np.ndim(values) else 0
+    needed = steps + (path[0] in ONE_MORE)
+    count = len(values) if isinstance(values, list) or np.ndim(values) else 0
     if count != needed:
         raise CorruptDatasetError(f"{where}: {'/'.join(path)} has {count} rows, {needed} are needed for {steps} steps")
     return values

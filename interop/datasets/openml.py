@@ -84,7 +84,8 @@ class OpenMLSource(Source):
             raise CorruptDatasetError(
                 f"{folder}: the table is empty, or has gaps in its target or in columns of numbers"
             )
-        labels, encoder = sklearn.LabelEncoder(), sklearn.StandardScaler()
+        labels = sklearn.LabelEncoder()
+        encoder = sklearn.StandardScaler()
         y = torch.from_numpy(labels.fit_transform(target).astype(np.int64))
         if self.dataset_id.endswith("_onehot"):
             columns = len(numbers) + sum(features[name].nunique(dropna=False) for name in text)

@@ -43,7 +43,8 @@ class OpenXSource(Source):
 
     def parts(self, folder: Path) -> list[Part]:
         """Read all archives once, to count the steps."""
-        out, before = [], 0
+        out = []
+        before = 0
         for path in local_files(folder, f"{self.dataset_id}/", ".tar"):
             lengths = [len(steps) for _, steps in episodes(path)]
             step = -(-len(lengths) // _PARTS) or 1
@@ -132,8 +133,11 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         if split_trajs:
             raise NotImplementedError("split_trajs is not supported: iterate without a batch size for trajectories")
         self.streaming = not download if streaming is None else streaming
-        self.shuffle, self.num_slices, self.slice_len = shuffle, num_slices, slice_len
-        source, padding = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
+        self.shuffle = shuffle
+        self.num_slices = num_slices
+        self.slice_len = slice_len
+        source = OpenXSource(dataset_id)
+        padding = {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
         more |= {"batch_size": batch_size, "collate_fn": collate_fn, "writer": writer}
         if not self.streaming:
             if padding is not None:
@@ -175,7 +179,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is not None:
             return super().__iter__()
-        length, storage = self.slice_len, self.storage
+        length = self.slice_len
+        storage = self.storage
         if isinstance(storage, TrajectoryStream):
             rows = storage.trajectories()
             return map(self.transform, rows if length is None else (storage.window(each, length) for each in rows))

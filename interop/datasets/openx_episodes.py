@@ -51,7 +51,8 @@ def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> It
 def trajectory(episode: Episode, number: int) -> TensorDict:
     """Convert an episode of at least one step to a tensordict [T], see `OpenXExperienceReplay`."""
     where, steps = episode
-    entries, count = _entries(steps, where), len(steps)
+    entries = _entries(steps, where)
+    count = len(steps)
     if missing := [key for key in _REQUIRED if key not in entries]:
         raise CorruptDatasetError(f"{where}: the steps have no {', '.join(missing)}")
     reward, first, last, terminal = (entries.pop(key) for key in _REQUIRED[1:])

@@ -40,8 +40,11 @@ class TrajectoryStream(Storage):
         padding: float | None,
     ) -> None:  # fmt: skip
         super().__init__(sys.maxsize)
-        self.shards, self.shuffle, self.padding = shards, shuffle, padding
-        self.num_slices, self.slice_len = num_slices, slice_len
+        self.shards = shards
+        self.shuffle = shuffle
+        self.padding = padding
+        self.num_slices = num_slices
+        self.slice_len = slice_len
         self._stream: Iterator[TensorDict] = iter(())
         self._count = 0  # trajectories so far
         self._layout: dict[Any, Any] = {}  # dtypes and shapes of all rows

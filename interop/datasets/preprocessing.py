@@ -21,7 +21,8 @@ from interop.datasets.in_order import Portable, by_processes, in_order, portable
 from interop.shared.published_folder import PROGRESS
 from interop.storages import LazyMemmapStorage, Storage
 
-_ROWS, _CHUNKS = 4096, 64  # defaults: maximum rows per call of `fn`, minimum number of calls
+_ROWS = 4096  # the default of the most rows per call of `fn`
+_CHUNKS = 64  # the default of the least number of calls
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 

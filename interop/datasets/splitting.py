@@ -28,7 +28,8 @@ def split(storage: Storage, folder: Path, ids: Sequence[trajectory_keys.Path] = 
     With `ends`, ("next", "done") is set in the last step of each trajectory, and in the last one of its padding.
     """
     rows, lengths = rows_by_trajectory(_marks(storage, keys_of(None, (), False, ids=ids)))
-    bounds, longest = np.concatenate([[0], lengths.cumsum()]), int(lengths.max())
+    bounds = np.concatenate([[0], lengths.cumsum()])
+    longest = int(lengths.max())
     made = LazyMemmapStorage(len(lengths), scratch_dir=folder)
     try:
         write(made, _groups(storage, rows, bounds, longest, ends), len(lengths), "Splitting")
@@ -61,7 +62,8 @@ def _groups(
     count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories per write
     for group in range(0, len(bounds) - 1, count):
         of_group = bounds[group : group + count + 1]
-        start, stop = int(of_group[0]), int(of_group[-1])
+        start = int(of_group[0])
+        stop = int(of_group[-1])
         found = storage.get(slice(start, stop) if rows is None else torch.from_numpy(rows[start:stop])).copy()
         ids = np.repeat(np.arange(group, group + len(of_group) - 1), np.diff(of_group))
         found["traj_ids"] = torch.from_numpy(ids)

@@ -84,10 +84,12 @@ class StoredEpisodes:
         for path in markers.found.ids:
             ids = columns.read(storage, as_key(path), first).reshape(-1).cpu().numpy()
             if self.ids is None and len(np.unique(ids)) == len(ids):
-                self.id_path, self.ids = path, ids
+                self.id_path = path
+                self.ids = ids
         item: Any = self._first_item()
         for key in self._exclude:
-            path, inner = as_path(key), item
+            path = as_path(key)
+            inner = item
             for step in path:
                 inner = inner.get(step, None) if isinstance(inner, TensorDictBase) else None
             if inner is None:

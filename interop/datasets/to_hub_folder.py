@@ -66,7 +66,8 @@ def to_hub_folder(
         KeyError: a key of `exclude` is not stored.
         RuntimeError: the buffer is empty, or has no entry that marks trajectory ends.
     """
-    parquet, folder = required("pyarrow.parquet", "datasets"), Path(path).absolute()
+    parquet = required("pyarrow.parquet", "datasets")
+    folder = Path(path).absolute()
     if os.path.lexists(folder):
         raise FileExistsError(f"{folder} is there already: remove it, or write to another folder")
     with stored_episodes(rb, traj_key, end_keys, only_named_keys, exclude) as stored:
@@ -128,7 +129,8 @@ def _columns(stored: StoredEpisodes, start: int, stop: int) -> dict[str, Any]:
 
 def _table(columns: dict[str, Any]) -> "pa.Table":
     """Convert arrays to nested fixed-length lists."""
-    pa, made = required("pyarrow", "datasets"), {}
+    pa = required("pyarrow", "datasets")
+    made = {}
     for name, values in columns.items():
         if isinstance(values, list):
             made[name] = pa.array(values, pa.binary() if isinstance(values[0], bytes) else pa.string())

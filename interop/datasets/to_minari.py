@@ -159,7 +159,8 @@ def _check_spaces(episodes: EpisodeBuffers, given: Mapping[str, Any], jpeg_encod
     for place, (dtype, shape) in episodes.kinds.items():
         if place[0] not in given:
             continue
-        path, what = episodes.places[place], f"{str(dtype).removeprefix('torch.')} {[*shape]}"
+        path = episodes.places[place]
+        what = f"{str(dtype).removeprefix('torch.')} {[*shape]}"
         if given[place[0]] is None and getattr(dtype, "is_complex", False):
             raise TypeError(
                 f"{path} is {what}, for which there is no space: store real numbers, or leave it out of {place[0]}"

@@ -21,11 +21,13 @@ def space_of(every: Callable[[], Iterator[Any]]) -> "Space[Any]":
         every: returns an iterator over the values of each episode: arrays [T, ...], lists of text, or dicts of these. For
             text it is called again, and reads all episodes for the length and charset; other values need the first only.
     """
-    spaces, first = required("gymnasium", "datasets").spaces, next(every())
+    spaces = required("gymnasium", "datasets").spaces
+    first = next(every())
     if isinstance(first, dict):
         return spaces.Dict({key: space_of(partial(_entries, every, key)) for key in first})
     if isinstance(first, list):
-        longest, letters = 1, set[str]()
+        longest = 1
+        letters = set[str]()
         for texts in every():
             longest = max(longest, *map(len, texts))
             letters.update(*texts)
@@ -53,7 +55,8 @@ def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
         kind = f"{values.dtype} {[*values.shape[1:]]}"
         fits = (space.dtype, space.shape) == (values.dtype, values.shape[1:])
     else:
-        kind, fits = type(values).__name__, isinstance(values, list) and isinstance(space, spaces.Text)
+        kind = type(values).__name__
+        fits = isinstance(values, list) and isinstance(space, spaces.Text)
     if not fits:
         raise ValueError(
             f"{where}: the space is {space}, the rows are {kind}. Pass observation_space or action_space that they fit, or "

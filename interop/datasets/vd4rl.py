@@ -19,9 +19,12 @@ from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
 from interop.transforms import Resize, ToTensorImage, Transform
 
-_REPO, _TOP = "conglu/vd4rl", "vd4rl/"
+_REPO = "conglu/vd4rl"
+_TOP = "vd4rl/"
 _SUFFIXES = (".npz", ".hdf5")
-_FIRST, _LAST = 0, 2  # values of `step_type`
+# Values of `step_type`.
+_FIRST = 0
+_LAST = 2
 _FLAGS = ("is_first", "is_last", "is_terminal")
 _SINGLE = ("action", "reward", "discount")  # entries of a step, which upstream's readers convert to float32
 _KNOWN = [  # the 64 x 64 pixel datasets on the hub, if it is unreachable
@@ -65,7 +68,8 @@ class VD4RLSource(Source):
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for path, first, last in part.which:
-            start, stop = max(first - 1, 0), last + 1  # with the image before these rows, and the flags behind them
+            start = max(first - 1, 0)  # the image before these rows
+            stop = last + 1  # the flags behind them
             if path.suffix == ".npz":
                 found = _cut(npz.arrays_of(path), slice(start, stop), path)
             else:
@@ -87,7 +91,8 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
         marked: dict[str, Any] = {
             name: values(held[name]) for name in ("action", "discount", "step_type") if name in held
         }
-        rows, size = len(marked["action"]), sum(each.nbytes for each in held.values())
+        rows = len(marked["action"])
+        size = sum(each.nbytes for each in held.values())
         begins, _, _ = _marks(marked, str(path))
     for first, last in ranges(rows, size):
         yield (path, first, last), int((~begins[first:last]).sum()), size * (last - first) // rows
@@ -118,7 +123,8 @@ def _marks(found: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray
     try:
         if "step_type" in found:
             kinds = np.reshape(found["step_type"], count)
-            first, last = kinds == _FIRST, kinds == _LAST
+            first = kinds == _FIRST
+            last = kinds == _LAST
             terminal = last & (np.reshape(found["discount"], count) == 0) if "discount" in found else none
         else:
             first, last = (np.reshape(found[name], count) != 0 if name in found else none for name in _FLAGS[:2])
@@ -147,7 +153,8 @@ def _transitions(found: Mapping[str, Any], first: int, last: int, where: str) ->
     after = torch.from_numpy(first + np.flatnonzero(~begins[first:last]))
     step = {name: each for name, each in rows[after].items() if name in _SINGLE}
     step |= {name: each.float() for name, each in step.items() if each.is_floating_point()}
-    out, out["next"] = seen[after - 1], seen[after]
+    out = seen[after - 1]
+    out["next"] = seen[after]
     is_first = found["step_type"] == _FIRST if "step_type" in found else found.get("is_first", begins)
     out["is_init"] = torch.from_numpy(np.reshape(is_first, len(begins)) != 0)[after - 1]
     # A row without the flag also ends an episode if the next row does not follow it.

@@ -59,7 +59,10 @@ class FunctionalReplayBuffer:
     ) -> None:
         if not isinstance(buffer, fbuf.Buffer):
             raise TypeError(f"buffer must be a fbuf.Buffer, got {type(buffer).__name__}")
-        self.buffer, self.priority_key, self.generator, self.beta = buffer, priority_key, generator, beta
+        self.buffer = buffer
+        self.priority_key = priority_key
+        self.generator = generator
+        self.beta = beta
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size)
         item = _item_of(buffer, state)
         self._held = HeldState(state, jax.eval_shape(lambda: buffer.init(item)))
@@ -187,7 +190,8 @@ class FunctionalReplayBuffer:
         if size is None:
             raise RuntimeError("batch_size not specified: give it to sample(), or to from_fbuf()")
         with self._lock:
-            leaves, program = self._held.leaves, self._programs.draw(size)
+            leaves = self._held.leaves
+            program = self._programs.draw(size)
             given = randomness.key(self.generator), self._beta
             drawn: Any = self._held.donate(program.run, *given) if program.moves else program.run(leaves, *given)[1:]
         tensors, ended = program.tensors(*drawn)

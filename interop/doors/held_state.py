@@ -18,7 +18,9 @@ class HeldState:
     """
 
     def __init__(self, state: Any, like: Any) -> None:
-        self.like, self.lock, self.device = like, Lock(), device_of(state, like)
+        self.like = like
+        self.lock = Lock()
+        self.device = device_of(state, like)
         self.is_out = False
         self.replace(state)
 
@@ -64,7 +66,8 @@ class HeldState:
             with jax.ensure_compile_time_eval():
                 copy = tuple(map(jnp.copy, leaves)) if backup else None
             self.is_out = True
-        handle, failure = Handle(self, self.tree(leaves)), None
+        handle = Handle(self, self.tree(leaves))
+        failure = None
         try:
             yield handle
         finally:
@@ -94,7 +97,9 @@ class Handle:
     """The state of a buffer while a loop has it. Assign `state` before the block ends."""
 
     def __init__(self, held: HeldState, state: Any) -> None:
-        self._held, self._state, self._is_open = held, state, True
+        self._held = held
+        self._state = state
+        self._is_open = True
 
     @property
     def state(self) -> Any:

@@ -36,8 +36,11 @@ class Programs:
     def __init__(
         self, buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
     ) -> None:
-        self.buffer, self.device, self._truncated = buffer, device, truncated
-        self.item, self._structure = jax.tree.unflatten(structure, leaves), structure
+        self.buffer = buffer
+        self.device = device
+        self._truncated = truncated
+        self.item = jax.tree.unflatten(structure, leaves)
+        self._structure = structure
         self.is_dict = _is_dict(self.item)
         self.specs: Entries = {  # of dicts by path, of another pytree by one name each
             tuple(entry.key for entry in path) if self.is_dict else (jax.tree_util.keystr(path) or "item",): leaf
@@ -85,8 +88,10 @@ class Programs:
         try:
             leaves = self._layout.flatten(data, dims)
         except KeyError:
-            found, known = {leaf.path for leaf in Layout.of(data, dims).leaves}, set(self.specs)
-            missing, unknown = sorted(known - found), sorted(found - known)
+            found = {leaf.path for leaf in Layout.of(data, dims).leaves}
+            known = set(self.specs)
+            missing = sorted(known - found)
+            unknown = sorted(found - known)
             raise KeyError(f"the keys differ; missing: {missing}, unknown: {unknown}; nothing was written") from None
         return [self._copy(leaf) for leaf in leaves]
 
@@ -121,7 +126,9 @@ class Programs:
 
     def _info(self, items: Entries, draw: Draw, beta: Array) -> Entries:
         """The info of a batch. The only integers in it are slots."""
-        slots, mask, rule = draw.slots.reshape(-1), draw.mask, self.buffer.sampler
+        slots = draw.slots.reshape(-1)
+        mask = draw.mask
+        rule = self.buffer.sampler
         time = slots.size // draw.valid.size
         index = _coordinates(slots, self.buffer)
         info: Entries = {("index",): index if mask is None else index.reshape(slots.size, -1)}
@@ -160,10 +167,12 @@ class DrawProgram:
             self.moves = any(new is not old for new, old in zip(after, leaves, strict=True))
             return after if self.moves else (), *drawn
 
-        key, beta = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
+        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        beta = jax.ShapeDtypeStruct((), jnp.float32)
         info = jax.eval_shape(draw, tuple(jax.tree.leaves(programs.like)), key, beta)[2]
         self.run = jax.jit(draw, donate_argnums=0 if self.moves else (), compiler_options=compiled.IN_ORDER)
-        self._programs, self._layout = programs, _layout(programs.specs | info) if programs.is_dict else None
+        self._programs = programs
+        self._layout = _layout(programs.specs | info) if programs.is_dict else None
         self._paths = [leaf.path for leaf in self._layout.leaves] if self._layout else [*programs.specs, *info]
         self._info: dict[Any, int] = {path if path[1:] else path[0]: self._paths.index(path) for path in info}
         self._dtypes = {path: torch.int64 for path, spec in info.items() if spec.dtype.kind == "i"}
@@ -219,7 +228,9 @@ def _has_ended(rule: fbuf.Sampler | Slices, old: Any, new: Any) -> Array:
     """Whether a draw ended an epoch, or emptied the queue."""
     starts: Any = rule
     if isinstance(rule, Slices):
-        starts, old, new = rule.starts, old.starts, new.starts
+        starts = rule.starts
+        old = old.starts
+        new = new.starts
         starts = starts.trajectories if isinstance(starts, fbuf.PerTrajectory) else starts
     if isinstance(starts, Fifo):
         return (old.unread > 0) & (new.unread == 0)

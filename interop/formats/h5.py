@@ -24,7 +24,8 @@ from interop.storages import Storage, TensorStorage
 from interop.ted.flattening import Path, shown
 from interop.ted.hooks import trajectory_names
 
-_DESCRIPTION, _LARGEST_DESCRIPTION = "_description", 1 << 26
+_DESCRIPTION = "_description"
+_LARGEST_DESCRIPTION = 1 << 26
 _TIMES_SMALLER = 1_100  # what the filters of HDF5 make smaller, at most, of any content
 _OTHER_TIMES_SMALLER = 1 << 17  # what other filters do
 _FILTERS = {1, 2, 3, 4, 32000}  # deflate, shuffle, Fletcher, szip, LZF
@@ -102,7 +103,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         self._apply(storage, self._read(storage, File(path), options))
 
     def _save(self, storage: Storage, out: Writing) -> dict[str, Any]:
-        kept, name = self._saveable(storage), self.checkpoint_file
+        kept = self._saveable(storage)
+        name = self.checkpoint_file
         for number in itertools.count(1):  # each storage of an ensemble has its own file
             if name not in out.files:
                 break
@@ -116,7 +118,9 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
     def _write(self, opened: Any, storage: TensorStorage) -> None:
         """Write the groups, one flat array at a time, and the numbers beside them."""
-        described, hook, flat = self._described(storage), self._flattening, self._flattened(storage)
+        described = self._described(storage)
+        hook = self._flattening
+        flat = self._flattened(storage)
         if flat is not None:
             lengths, ended = (each.numpy() for each in flat.order.trajectories())
             names = trajectory_names(len(lengths))
@@ -163,7 +167,9 @@ class _Array:
     """A flat array in the datasets of trajectories; `np.asarray` reads it."""
 
     def __init__(self, parts: list[Any], path: File) -> None:
-        self._parts, self._path, self.dtype = parts, path, parts[0].dtype
+        self._parts = parts
+        self._path = path
+        self.dtype = parts[0].dtype
         if any(
             (each.ndim, each.shape[1:], each.dtype) != (parts[0].ndim, parts[0].shape[1:], self.dtype) for each in parts
         ):
@@ -171,7 +177,8 @@ class _Array:
         self.shape = (sum(each.shape[0] for each in parts), *parts[0].shape[1:])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        memory, start = np.empty(self.shape, self.dtype), 0
+        memory = np.empty(self.shape, self.dtype)
+        start = 0
         with _faults_of(self._path):
             for each in self._parts:
                 stop = start + each.shape[0]
@@ -186,7 +193,8 @@ class _Array:
 
 def _datasets(opened: Any, path: File) -> dict[str, Any]:
     """The datasets of an open file by name; links do not count. CheckpointCorrupt for data elsewhere or no numbers."""
-    h5py, found = _h5py(), dict[str, Any]()
+    h5py = _h5py()
+    found = dict[str, Any]()
 
     def visit(name: str, held: Any) -> None:
         if not isinstance(held, h5py.Dataset):
@@ -196,8 +204,10 @@ def _datasets(opened: Any, path: File) -> dict[str, Any]:
             raise CheckpointCorrupt(f"{where} has its data in other files")
         if held.shape is None or held.dtype.char not in _KINDS:
             raise CheckpointCorrupt(f"{where} is of {held.dtype}, no array of numbers")
-        size, stored = math.prod(held.shape) * held.dtype.itemsize, held.id.get_storage_size()
-        made, most = held.id.get_create_plist(), stored
+        size = math.prod(held.shape) * held.dtype.itemsize
+        stored = held.id.get_storage_size()
+        made = held.id.get_create_plist()
+        most = stored
         if size and made.get_nfilters():
             known = {made.get_filter(number)[0] for number in range(made.get_nfilters())} <= _FILTERS
             most = stored * (_TIMES_SMALLER if known else _OTHER_TIMES_SMALLER) + _FILLED

@@ -127,8 +127,10 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             arrays: with a shape and a dtype each; `np.asarray` reads one, when it is needed.
             options: the options of the load.
         """
-        where, target = fields.where, _loadable(storage, fields.where)
-        layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
+        where = fields.where
+        target = _loadable(storage, fields.where)
+        layout = layout_of(fields.any("layout"), where)
+        ring = SavedRing.parsed(fields.fields("ring"))
         if not ring.filled:
             return loading(target, layout, ring, lambda arrays: None, options, where)
         keys = fields.fields("keys")

@@ -124,7 +124,9 @@ class TorchrlDump:
             written: how many rows were ever written, if known.
             options: the options of the load.
         """
-        fields, like, ndim = self._fields("storage", "storage_metadata.json"), storage.fixed_layout, storage.ndim
+        fields = self._fields("storage", "storage_metadata.json")
+        like = storage.fixed_layout
+        ndim = storage.ndim
         if fields.flag("is_pytree"):
             files = self._pytree(fields.fields("metadata"), fields.any("metadata"), like)
         else:
@@ -135,7 +137,8 @@ class TorchrlDump:
                 f"{fields.where}: the items should be tensors with the same {ndim} leading dims, those of a storage with "
                 f"ndim={ndim}"
             )
-        capacity, per_row = shape[0], math.prod(shape[1:])
+        capacity = shape[0]
+        per_row = math.prod(shape[1:])
         length = fields.whole("len", most=max(math.prod(file.shape) for file in files.values()))
         if per_row == 0 or length % per_row or length > math.prod(shape):
             raise CheckpointMismatch(
@@ -188,11 +191,10 @@ class TorchrlDump:
 
     def _tensor(self, *names: str, dtype: Any, shape: Any) -> _TensorFile:
         """A file of values, whose size is compared with this dtype and shape, as described. Without values it is missing."""
-        path, where = self._file(*names), str(self._top.joinpath(*names))
-        dtype, shape = (
-            dtype_stored(str(dtype).removeprefix("torch."), where),
-            Fields({"shape": shape}, where).wholes("shape"),
-        )
+        path = self._file(*names)
+        where = str(self._top.joinpath(*names))
+        dtype = dtype_stored(str(dtype).removeprefix("torch."), where)
+        shape = Fields({"shape": shape}, where).wholes("shape")
         size = row_bytes(DTYPES[dtype], shape)
         found = 0 if path is None else path.stat().st_size
         if found != size or len(shape) > 64 or math.prod(max(each, 1) for each in shape) >= 2**48:
@@ -241,13 +243,15 @@ class TorchrlDump:
                 continue
             name = "".join(f"%{ord(each):02X}" if each in _UNSAFE else each for each in key) or "%"
             name = name.replace(".", "%2E") if key in (".", "..") else name
-            entry, below = meta.fields(key), (*path, key)
+            entry = meta.fields(key)
+            below = (*path, key)
             if "type" in entry:
                 yield from self._entries((*names, name), below, entry.text("type"))
             elif "is_nested" in entry and entry.flag("is_nested"):
                 raise CheckpointMismatch(f"{where}: {key!r} is a nested tensor, which a storage of tensors cannot hold")
             else:
-                dtype, shape = entry.any("dtype"), entry.any("shape")
+                dtype = entry.any("dtype")
+                shape = entry.any("shape")
                 yield below, self._tensor(*names, f"{name}.memmap", dtype=dtype, shape=shape)
 
     def _pytree(

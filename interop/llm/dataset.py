@@ -68,15 +68,21 @@ class TokenizedDatasetLoader:
                 "dataset_name must have a name before the first '-', and split be the name of a folder, got "
                 f"{dataset_name!r} and {split!r}"
             )
-        max_length, valid_size = whole("max_length", max_length), whole("valid_size", valid_size)
-        self.split, self.max_length, self.dataset_name = split, max_length, dataset_name
-        self.tokenizer_fn, self.pre_tokenization_hook = tokenizer_fn, pre_tokenization_hook
+        max_length = whole("max_length", max_length)
+        valid_size = whole("valid_size", valid_size)
+        self.split = split
+        self.max_length = max_length
+        self.dataset_name = dataset_name
+        self.tokenizer_fn = tokenizer_fn
+        self.pre_tokenization_hook = pre_tokenization_hook
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fbuf" / "data"
         self.root_dir = Path(root_dir or root).expanduser()
-        self.from_disk, self.valid_size = from_disk, valid_size
+        self.from_disk = from_disk
+        self.valid_size = valid_size
         cores = max((os.cpu_count() or 1) // 2, 1)
         self.num_workers = whole("num_workers", num_workers) if num_workers else cores
-        self.tokenizer_class, self.tokenizer_model_name = tokenizer_class, tokenizer_model_name or "gpt2"
+        self.tokenizer_class = tokenizer_class
+        self.tokenizer_model_name = tokenizer_model_name or "gpt2"
         self._folder = self.root_dir / name / split / str(max_length)
 
     @functools.cached_property

@@ -59,7 +59,8 @@ def pre_tokenization_hook(dataset: Any, min_length: int = 5) -> Any:
     A text is `prompt + "\\n" + answer`. Pairs with equal answers, or an answer of fewer than `min_length` words, are
     dropped. If no pair is left, the dataset has no columns.
     """
-    chosen, rejected = [], []
+    chosen = []
+    rejected = []
     for rows in dataset.iter(batch_size=_ROWS):
         for prompt, yes, no in zip(rows["prompt"], rows["chosen"], rows["rejected"], strict=True):
             if None in (prompt, yes, no):

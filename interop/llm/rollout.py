@@ -54,9 +54,13 @@ class RolloutFromModel:
     ) -> None:  # fmt: skip
         if not score_clip > 0:
             raise ValueError(f"score_clip must be above 0, got {score_clip}")
-        self.model, self.ref_model, self.reward_model = model, ref_model, reward_model
-        self.max_new_tokens, self.score_clip = whole("max_new_tokens", max_new_tokens), score_clip
-        self.kl_coef, self.kl_scheduler = kl_coef, kl_scheduler
+        self.model = model
+        self.ref_model = ref_model
+        self.reward_model = reward_model
+        self.max_new_tokens = whole("max_new_tokens", max_new_tokens)
+        self.score_clip = score_clip
+        self.kl_coef = kl_coef
+        self.kl_scheduler = kl_scheduler
         kept = None if num_steps is None else whole("num_steps", num_steps)
         self._kl_queue = collections.deque[Tensor](maxlen=kept)
         if eos_token_id is not None:
@@ -77,7 +81,10 @@ class RolloutFromModel:
                 from the full distribution. Log-probabilities are those of the sampled distribution, after temperature and
                 top-k. N and the end-of-text token are set in a copy.
         """
-        rindex, (B, T), N, eos = batch.prompt_rindex, batch.input_ids.shape, self.max_new_tokens, self.EOS_TOKEN_ID
+        rindex = batch.prompt_rindex
+        B, T = batch.input_ids.shape
+        N = self.max_new_tokens
+        eos = self.EOS_TOKEN_ID
         if B == 0 or int(rindex.min()) < 1 or int(rindex.max()) > T:
             raise ValueError(f"prompts need 1 to {T} tokens before prompt_rindex, got {rindex.tolist()}")
         prompts = batch.mask_label(pad_token_id=eos)
@@ -121,7 +128,9 @@ class RolloutFromModel:
           the label, clipped to `score_clip`, at done steps, and 0 elsewhere. kl is `-kl_coef * log_ratio`. The reward is
           their sum. The mean kl is kept for `step_scheduler`.
         """
-        labels, rindex, N = _labels(batch), batch.prompt_rindex, self.max_new_tokens
+        labels = _labels(batch)
+        rindex = batch.prompt_rindex
+        N = self.max_new_tokens
         device = generated.device
         ends = rindex.unsqueeze(-1) + torch.arange(N + 1, device=device)
         written = torch.arange(generated.shape[1], device=device) < ends.unsqueeze(-1)

@@ -44,8 +44,13 @@ class TensorDictTokenizer:
                 f"{type(tokenizer).__name__} has no pad token, which padding={padding!r} needs: set tokenizer.pad_token, "
                 "for instance to tokenizer.eos_token"
             )
-        self.tokenizer, self.max_length, self.key, self.padding = tokenizer, max_length, key, padding
-        self.truncation, self.return_tensordict, self.device = truncation, return_tensordict, device
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.key = key
+        self.padding = padding
+        self.truncation = truncation
+        self.return_tensordict = return_tensordict
+        self.device = device
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
         texts = _texts(sample, self.key)
@@ -112,7 +117,8 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
                 )
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
-        prompts, labels = _texts(sample, self.key), _texts(sample, "label")
+        prompts = _texts(sample, self.key)
+        labels = _texts(sample, "label")
         if isinstance(prompts, str) or isinstance(labels, str) or len(prompts) != len(labels):
             raise TypeError(
                 f"{self.key!r} and 'label' must be lists of str, of one length: pass [text] for a single text"

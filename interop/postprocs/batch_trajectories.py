@@ -87,7 +87,8 @@ class StepMarks:
 
     def rows(self, ends: Tensor | None = None) -> Markers:
         """The markers of the steps, [T, lanes]; `ends`, bool of the batch, are further ends."""
-        shape, found = (self.batch[self.time], self.lanes), self.keys
+        shape = (self.batch[self.time], self.lanes)
+        found = self.keys
         groups = [[self._column(self.entries[path]) for path in group] for group in found.groups()]
         if ends is not None:
             groups[1].append(self._column(ends))
@@ -225,7 +226,8 @@ def trajectories_of(rows: Markers, marked_by: TrajectoryKeys, breaks: np.ndarray
     `breaks`, bool [lanes, T], marks steps that continue none before them in their lane.
     """
     count, lanes = rows.flags.shape
-    starts, order = markers.starts(rows).T, None
+    starts = markers.starts(rows).T
+    order = None
     if breaks is not None:
         starts = starts | breaks
     for lane in maybe_interleaved(rows):
@@ -248,15 +250,18 @@ def rows_by_trajectory(marks: StepMarks) -> tuple[np.ndarray | None, np.ndarray]
     Time is the last dim. None in place of the rows where these are all, in their own order.
     """
     rows = marks.rows()
-    found, (count, lanes) = trajectories_of(rows, marks.keys), rows.flags.shape
-    starts, order = found.starts.reshape(-1), None
+    found = trajectories_of(rows, marks.keys)
+    count, lanes = rows.flags.shape
+    starts = found.starts.reshape(-1)
+    order = None
     if found.order is not None:
         order = (found.order + np.arange(lanes)[:, None] * count).reshape(-1)
     padding = (rows.flags.T.reshape(-1) & PADDING) != 0
     if padding.any():
         order = np.arange(starts.size) if order is None else order
         kept = ~padding[order]
-        order, starts = order[kept], starts[kept]
+        order = order[kept]
+        starts = starts[kept]
     return order, np.diff(starts.nonzero()[0], append=starts.size)
 
 

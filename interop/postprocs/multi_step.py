@@ -69,7 +69,8 @@ class MultiStep(nn.Module):
         only_named_keys: bool = False,
     ) -> None:
         super().__init__()
-        self._gamma, n_steps = returns.as_discount(gamma), checks.as_int("n_steps", n_steps)
+        self._gamma = returns.as_discount(gamma)
+        n_steps = checks.as_int("n_steps", n_steps)
         powers = torch.tensor([self._gamma**i for i in range(n_steps + 1)], dtype=torch.float32, device="cpu")
         self.register_buffer("gammas", powers.view(1, 1, -1))
         self.done_key: Any = "done"
@@ -77,7 +78,8 @@ class MultiStep(nn.Module):
         self.reward_keys: Any = ("reward",)
         self.mask_key: Any = ("collector", "mask")
         self.last_flags = last_flags
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
 
     @property
     def n_steps(self) -> int:
@@ -124,7 +126,8 @@ class RolloutKeys:
         )
         if not rewards:
             raise ValueError("at least one key of a reward is needed")
-        done, mask = as_path(module.done_key), as_path(module.mask_key)
+        done = as_path(module.done_key)
+        mask = as_path(module.mask_key)
         kept = frozenset(() if module.last_flags else (done, *dones))
         ends = [("next", *path) for path in dict.fromkeys((done, *dones))]
         keys = keys_of(module.traj_key, ends, module.only_named_keys, masks=[mask])
@@ -182,7 +185,8 @@ class RolloutSteps:
     def of(cls, data: TensorDictBase, keys: RolloutKeys) -> "RolloutSteps":
         """KeyError for a missing entry, RuntimeError for flags and a mask that do not fit the frames."""
         rewards = [returns.entry(data, ("next", *key)) for key in keys.rewards]
-        marks, path = StepMarks.of(data, data.ndim - 1, keys.trajectories), ("next", *keys.done)
+        marks = StepMarks.of(data, data.ndim - 1, keys.trajectories)
+        path = ("next", *keys.done)
         is_optional = keys.done == ("done",) and any(marks.keys.groups()[:3])
         done = data.get(path, None) if is_optional else returns.entry(data, path)
         if done is not None:
@@ -224,8 +228,11 @@ class RolloutSteps:
         Without `copy`, entries of the frames themselves share their memory. RuntimeError for entries that do not fit the
         flags.
         """
-        data, keys = self.data, self.keys
-        time, batch, agents = data.ndim - 1, data.batch_size, self.agents
+        data = self.data
+        keys = self.keys
+        time = data.ndim - 1
+        batch = data.batch_size
+        agents = self.agents
         each = torch.Size([*batch, *agents])
         stops = order.stops
         if agents:
@@ -236,7 +243,8 @@ class RolloutSteps:
             reward = returns.entry(data, ("next", *key))
             expect(("next", *key), reward, each)
             total, steps, power = returns.n_step(order.arranged(reward), stops, gamma, n, time)
-            found["next", *key], found[keys.original(key)] = order.restored(total), reward
+            found["next", *key] = order.restored(total)
+            found[keys.original(key)] = reward
         about = {"gamma": order.restored(power), "nonterminal": order.restored(steps > 1)}
         about["steps_to_next_obs"] = order.restored(steps)
         if (mask := self.mask()) is not None:
@@ -272,7 +280,9 @@ class _Rows:
     """Takes rows of entries [*lanes, time, ...]: the first of each lane, or those at places [*lanes, count]."""
 
     def __init__(self, batch: torch.Size, chosen: int | Tensor) -> None:
-        self._time, self._chosen, self._flat = len(batch) - 1, chosen, None
+        self._time = len(batch) - 1
+        self._chosen = chosen
+        self._flat = None
         self.count = chosen if isinstance(chosen, int) else chosen.shape[-1]
         if not isinstance(chosen, int):
             lanes = torch.arange(batch[:-1].numel(), device=chosen.device).reshape(*batch[:-1], 1)
@@ -301,7 +311,8 @@ def expect(path: Path, leaf: Any, shape: torch.Size, most: int | None = None) ->
 
 def _in_entries(rows: Tensor, time: int, length: int) -> Tensor:
     """Frames [*lanes, count, *agents] as places in entries [*lanes, length, *agents] whose leading dims are one."""
-    agents, device = rows.shape[time + 1 :], rows.device
+    agents = rows.shape[time + 1 :]
+    device = rows.device
     lanes = torch.arange(rows.shape[:time].numel(), device=device).view(*rows.shape[:time], 1, *(1 for _ in agents))
     places = lanes * length + rows
     return places * agents.numel() + torch.arange(agents.numel(), device=device).view(agents) if agents else places

@@ -84,7 +84,8 @@ def split_trajectories(
 
 def _marks(data: TensorDictBase, id_path: Path, done_key: NestedKey | None, only_named: bool) -> StepMarks:
     """The entries that mark trajectories. Errors as for `split_trajectories`."""
-    time, done_path = data.ndim - 1, ("next", *as_path("done" if done_key is None else done_key))
+    time = data.ndim - 1
+    done_path = ("next", *as_path("done" if done_key is None else done_key))
     beside: Any = data.get((*id_path[:-1], "mask"), None)
     is_mask = isinstance(beside, Tensor) and beside.dtype == torch.bool  # as this function makes them
     masks = [*([(*id_path[:-1], "mask")] if is_mask else []), *MASKS]

@@ -58,7 +58,9 @@ class BoundaryKeys:
 
         RuntimeError or TypeError for a named entry that is stored and cannot mark trajectories.
         """
-        key, is_named, is_id = as_key(path), path in self.keys.named, path in self.keys.ids
+        key = as_key(path)
+        is_named = path in self.keys.named
+        is_id = path in self.keys.ids
         slot = next((slot for slot in slots if columns.has(storage, key, slot)), None)
         if slot is None:
             return ""

@@ -186,7 +186,8 @@ class ConsumingSampler(Sampler):
     def _move(self, slots: np.ndarray, start: int) -> None:
         """Move different slots to the places from `start` on; the slots there take their places."""
         stop = start + slots.size
-        there, places = self._order[start:stop].copy(), self._place[slots]
+        there = self._order[start:stop].copy()
+        places = self._place[slots]
         self._set(self._order, slice(start, stop), slots)
         self._set(self._place, slots, np.arange(start, stop))
         displaced = there[self._order[self._place[there]] != there]
@@ -209,15 +210,21 @@ class ConsumingSampler(Sampler):
         most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
         drawn = integers(entries, "drawn", None, 0, 2**62)
         order = permutation(entries, "order", drawn.size)
-        live, ran_out = entries.whole("live", most=drawn.size), entries.flag("ran_out")
+        live = entries.whole("live", most=drawn.size)
+        ran_out = entries.flag("ran_out")
         if not np.array_equal(drawn[order] < most, np.arange(drawn.size) < live):
             raise entries.wrong("live", "the number of items that can be drawn, which come first", live)
         place = np.empty_like(order)
         place[order] = np.arange(order.size)
 
         def put() -> None:
-            self._most, self._order, self._place, self._drawn = most, order, place, drawn
-            self._known, self._live, self.ran_out = drawn.size, live, ran_out
+            self._most = most
+            self._order = order
+            self._place = place
+            self._drawn = drawn
+            self._known = drawn.size
+            self._live = live
+            self.ran_out = ran_out
 
         return put
 

@@ -38,7 +38,8 @@ class SamplerEnsemble(Sampler):
     ) -> None:
         self.members: tuple[Sampler, ...] = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
         self.sample_from_all = bool(sample_from_all)
-        self.num_buffer_sampled, self.p = num_buffer_sampled, p
+        self.num_buffer_sampled = num_buffer_sampled
+        self.p = p
 
     @property
     def num_buffer_sampled(self) -> int:
@@ -89,7 +90,9 @@ class SamplerEnsemble(Sampler):
         if len(storage) != len(self):
             raise ValueError(f"there are {len(self)} samplers for {len(storage)} storages")
         size = self.part_of(batch_size, map(len, storage.members))
-        places, slots, infos = [], [], []
+        places = []
+        slots = []
+        infos = []
         for place, own_key in self.choose(key):
             member = storage.members[place]
             with member.lock.held():
@@ -162,7 +165,9 @@ class SamplerEnsemble(Sampler):
 
     def restoring_settings(self, fields: Fields, entries: Entries) -> Callable[[], None]:
         """Check saved `settings`; the returned function sets them. Notes differences in `entries`."""
-        p, parts, from_all = fields.any("p"), fields.any("num_buffer_sampled"), fields.flag("sample_from_all")
+        p = fields.any("p")
+        parts = fields.any("num_buffer_sampled")
+        from_all = fields.flag("sample_from_all")
         try:
             loaded = SamplerEnsemble(*self.members, p=p, sample_from_all=from_all, num_buffer_sampled=parts)
         except (TypeError, ValueError, RuntimeError) as error:

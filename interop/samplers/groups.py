@@ -13,9 +13,11 @@ from interop.checkpoint.state import integers
 
 Id = int | str
 # A number of a row: that of its group plus 1, the state of the group, and its uses.
-_NUMBER, _STATE = 24, 22  # bits to the right of them
+_NUMBER = 24  # bits to the right of the number
+_STATE = 22  # bits to the right of the state
 _OPEN, _WHOLE, _BROKEN = range(3)
-_STATES, MOST_USES = 3, (1 << _STATE) - 1
+_STATES = 3
+MOST_USES = (1 << _STATE) - 1
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -37,7 +39,8 @@ class Groups:
     """
 
     def __init__(self, size: int, most: int | None) -> None:
-        self.size, self.most = size, most
+        self.size = size
+        self.most = most
         self.ready: list[Group] = []  # complete, and not used up
         self._open: dict[Id, Group] = {}  # incomplete, not broken
         self._of: dict[int, Group] = {}  # by slot
@@ -70,11 +73,15 @@ class Groups:
         self._log += [partial(self._put_group, group, [*group.slots], group.uses, group.place) for group in groups]
 
     def _put_group(self, group: Group, slots: list[int], uses: int, place: int) -> None:
-        group.slots[:], group.uses, group.place = slots, uses, place
+        group.slots[:] = slots
+        group.uses = uses
+        group.place = place
         self._note(group)
 
     def _put_counters(self, begun: int, top: int, opened: "dict[Id, Group]") -> None:
-        self._begun, self._top, self._open = begun, top, opened
+        self._begun = begun
+        self._top = top
+        self._open = opened
 
     def _keep_slot(self, slot: int) -> None:
         self._log.append(partial(self._put_slot, slot, self._of.get(slot)))
@@ -162,7 +169,8 @@ class Groups:
             self._keep(group, last)
             self.ready.pop()
             if last is not group:
-                last.place, self.ready[group.place] = group.place, last
+                last.place = group.place
+                self.ready[group.place] = last
             group.place = -1
 
     # ------------------------------------------------------------------ a number of each row
@@ -191,7 +199,8 @@ class Groups:
     @classmethod
     def of_words(cls, rows: Iterable[tuple[int, int, Id]], size: int, most: int | None) -> "Groups":
         """The groups of rows, given in the order of writing by slot, number and id. Rows of the number 0 are in no group."""
-        new, found = cls(size, most), dict[int, list[tuple[int, int, Id]]]()
+        new = cls(size, most)
+        found = dict[int, list[tuple[int, int, Id]]]()
         for slot, word, id_ in rows:
             if word:
                 found.setdefault((word >> _NUMBER) - 1, []).append((slot, word, id_))

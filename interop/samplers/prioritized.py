@@ -377,7 +377,9 @@ class PrioritizedSampler(DrawingSampler):
         if high >= self._held.size:
             raise IndexError(f"index {high} is out of range: {self._held.size} items are stored")
         if low < 0:
-            slots, values = slots[slots >= 0], values[slots >= 0]
+            is_slot = slots >= 0
+            slots = slots[is_slot]
+            values = values[is_slot]
             top = values.max()
         with self._lock:
             self._set(slots, values, top)
@@ -438,7 +440,10 @@ class PrioritizedSampler(DrawingSampler):
 
         def put() -> None:
             with self._lock:
-                self.rule, self._alpha, self.beta, self.reduction = held.rule, held.alpha, loaded.beta, loaded.reduction
+                self.rule = held.rule
+                self._alpha = held.alpha
+                self.beta = loaded.beta
+                self.reduction = loaded.reduction
                 self._replace(held)
                 self._keep_all()
 

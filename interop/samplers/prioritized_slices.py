@@ -149,7 +149,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _allow(self, storage: Storage, index: Trajectories, length: int) -> None:
         """Exclude the items that cannot begin a slice. O(rows written since the last draw + length)."""
-        right, since = self.span[1], index.oldest
+        right = self.span[1]
+        since = index.oldest
         need = min(2, length) if right is True else length - int(right)
         if self._known is not None and self._known[0] is index and self._known[1:3] == (need, length):
             since = self._known[3]
@@ -182,14 +183,17 @@ def items_from(index: Trajectories, need: int, length: int, strict: bool, since:
     trajectories).
     """
     found = index.stored()
-    first, stop = np.maximum(found[:, 1], index.oldest), found[:, 2] + 1
-    grown, cut = (stop > since).nonzero()[0], (first == index.oldest).nonzero()[0]
+    first = np.maximum(found[:, 1], index.oldest)
+    stop = found[:, 2] + 1
+    grown = (stop > since).nonzero()[0]
+    cut = (first == index.oldest).nonzero()[0]
     which = np.concatenate([grown, cut])
     low = np.concatenate([np.maximum(first[grown], since - length), first[cut]])
     high = np.concatenate([stop[grown], np.minimum(first[cut] + length, stop[cut])])
     count = high - low
     of = np.repeat(which, count)
     times = np.arange(of.size) + np.repeat(low + count - count.cumsum(), count)
-    first, left = first[of], stop[of] - times
+    first = first[of]
+    left = stop[of] - times
     allowed = (left >= need) & (left + times - first >= length) if strict else (left >= need) | (times == first)
     return index.slots_at(times, found[of, 0]), np.where(allowed, np.minimum(left, length), 0)

@@ -78,7 +78,8 @@ def checked(entries: Entries, options: LoadOptions, here: Mapping[str, Any], hel
     if given.dtype != np.dtype(rule.dtype) and not options.cast:
         entries.refuse(f"its priorities are {given.dtype}, here they are {rule.dtype} (cast=True casts them)")
     with np.errstate(over="ignore"):
-        given, top = given.astype(rule.dtype), np.asarray(highest, rule.dtype)[()]
+        given = given.astype(rule.dtype)
+        top = np.asarray(highest, rule.dtype)[()]
     if not (np.isfinite(given).all() and np.isfinite(top)):
         entries.refuse(f"its priorities are not finite in {rule.dtype}")
     if new_items != rule.new_items:
@@ -105,7 +106,8 @@ def checked(entries: Entries, options: LoadOptions, here: Mapping[str, Any], hel
 def _highest(entries: Entries) -> tuple[float | None, int]:
     """The highest priority, and the slot of its item or -1. They are saved as numbers, arrays of one value, or None."""
     highest, slot = entries.items("_max_priority", 2)
-    top, at = np.asarray(1.0 if highest is None else highest), np.asarray(-1 if slot is None else slot)
+    top = np.asarray(1.0 if highest is None else highest)
+    at = np.asarray(-1 if slot is None else slot)
     fits = top.size == at.size == 1 and top.dtype.kind in "fiu" and at.dtype.kind in "iu"
     if not fits or not 0 <= top.item() < np.inf or at.item() < -1:
         raise entries.wrong("_max_priority", "a priority and the slot of its item", [highest, slot])
@@ -136,10 +138,12 @@ def _from_weights(entries: Entries) -> np.ndarray:
         raise entries.wrong("_sum_tree", "weights like those of the minima", sums)
     if not (np.isfinite(sums).all() and (sums >= 0).all()):
         raise entries.wrong("_sum_tree", "finite and at least 0", sums)
-    alpha, eps = entries.number("_alpha", 0), entries.number("_eps", 0)
+    alpha = entries.number("_alpha", 0)
+    eps = entries.number("_eps", 0)
     held = minima < np.finfo(np.float32).max
     count = int(np.flatnonzero(held)[-1]) + 1 if held.any() else 0
-    sums, held = sums[:count], held[:count]
+    sums = sums[:count]
+    held = held[:count]
     with np.errstate(over="ignore", divide="ignore"):
         given = np.maximum(sums.astype(np.float64) ** (1 / alpha) - eps, 0) if alpha else (sums > 0) * 1.0
     return np.where(held, given, -1).astype(sums.dtype)

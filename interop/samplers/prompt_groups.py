@@ -69,7 +69,8 @@ class PromptGroupSampler(DrawingSampler):
         self._most = None if max_uses is None else whole("max_uses", max_uses)
         if self._most is not None and self._most > MOST_USES:
             raise ValueError(f"max_uses must be at most {MOST_USES}, got {max_uses}: None is no bound")
-        self._key, self._staleness = group_key, staleness
+        self._key = group_key
+        self._staleness = staleness
         self._process = None if self._most is None else OneProcess(_ONE_PROCESS)
         self._empty()
 
@@ -116,13 +117,15 @@ class PromptGroupSampler(DrawingSampler):
         self.refuse_forked_child()
         size = stored(storage)
         self._sync(storage)
-        count, ready = batch_size // self._size, self._groups.ready
+        count = batch_size // self._size
+        ready = self._groups.ready
         if count > len(ready):
             raise RuntimeError(
                 f"Cannot sample {count} groups: {len(ready)} groups of {self._size} completions are ready, of {size} stored "
                 "items. Call extend() first, or use a smaller batch_size."
             )
-        rng, info = randomness.generator_of(key), dict[Any, Any]()
+        rng = randomness.generator_of(key)
+        info = dict[Any, Any]()
         if self._staleness is None:
             chosen = [ready[place] for place in rng.choice(len(ready), count, replace=False)]
         else:
@@ -224,7 +227,8 @@ class PromptGroupSampler(DrawingSampler):
         """Read the ids of rows that were written or edited; the next call does where this one raises."""
         if self._words is not None:
             self._recall(storage, self._words)
-        groups, known = self._groups, self._groups.undoable
+        groups = self._groups
+        known = self._groups.undoable
         try:
             self._read_ids(storage)
         except BaseException:
@@ -239,11 +243,12 @@ class PromptGroupSampler(DrawingSampler):
         places = places[~np.isin(places, pending)] if places.size else places
         if places.size or pending.size:
             ids = ids_of(storage, self._key, np.concatenate((places, pending)))
-            slots, changed = places.tolist(), ids[: places.size]
+            slots = places.tolist()
+            changed = ids[: places.size]
             others = self._groups.others(slots, changed)
             self._groups.write([slots[at] for at in others], [changed[at] for at in others])
             self._groups.write(pending.tolist(), ids[places.size :])
-        self._edits, self._pending = edits, _NONE
+        self._edits, self._pending = edits, _NONE  # one statement: no interrupt forgets rows that were not read
         self._keep_changes()
 
     def _recall(self, storage: Storage, words: np.ndarray) -> None:
@@ -253,7 +258,8 @@ class PromptGroupSampler(DrawingSampler):
             slots = np.roll(slots, -storage.ring.cursor * (slots.size // storage.filled_rows))
         slots = slots[(words[slots] > 0) & ~np.isin(slots, self._pending)]
         rows = zip(slots.tolist(), words[slots].tolist(), ids_of(storage, self._key, slots), strict=True)
-        self._groups, self._words = Groups.of_words(rows, self._size, self._most), None
+        self._groups = Groups.of_words(rows, self._size, self._most)
+        self._words = None
         self._keep_changes(every=True)
 
     # ------------------------------------------------------------------ where it can be used
@@ -291,13 +297,19 @@ class PromptGroupSampler(DrawingSampler):
         most = entries.parameter("max_uses", most, self._most)
         key = entries.parameter("group_key", a_key(entries, "group_key"), self._key)
         groups = Groups.restored(entries.fields("groups"), size, most)
-        pending, ran_out = integers(entries, "pending", None, 0, 2**48), entries.flag("ran_out")
+        pending = integers(entries, "pending", None, 0, 2**48)
+        ran_out = entries.flag("ran_out")
         members = loading_members(entries, [] if self._staleness is None else [self._staleness], options)
 
         def put() -> None:
             members()
-            self._size, self._most, self._key = size, most, key
-            self._groups, self._pending, self.ran_out, self._edits = groups, pending, ran_out, None
+            self._size = size
+            self._most = most
+            self._key = key
+            self._groups = groups
+            self._pending = pending
+            self.ran_out = ran_out
+            self._edits = None
 
         return put
 

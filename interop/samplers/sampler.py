@@ -61,7 +61,8 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """
         every: list[Sampler | Storage] = [self, storage]  # `random_index` of the storage draws, too
         before = [each.buffer_generator for each in every]
-        seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
+        seed = int(key.view(np.int64)[0])
+        made = dict[torch.device, torch.Generator]()
         try:
             for each, held in zip(every, before, strict=True):
                 device = torch.device("cpu") if held is None else held.device

@@ -81,7 +81,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self._source.version != self._version:
             if self._version is not None:
                 self._epoch.begin_anew()  # reserved slices are stale: their rows may hold other items now
-            self._version, self._order = self._source.version, None
+            self._order = None
+            self._version = self._source.version
         return index
 
     def share(self, storage: Storage, batch_size: int) -> Share:
@@ -111,7 +112,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _epoch_state(self) -> EpochState:
         """The state of a new epoch where trajectories have changed since the last draw."""
-        state, known = super()._epoch_state(), self._version
+        state = super()._epoch_state()
+        known = self._version
         if known is None or (self._source.refresh() and self._source.version == known):
             return state
         return state._replace(position=0, over=False)

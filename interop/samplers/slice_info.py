@@ -46,7 +46,8 @@ class Slices(NamedTuple):
             slots, begins = index.windows(start, lane, length)
             return cls(slots.reshape(-1), length, begins)
         steps = np.minimum(np.arange(length), lengths[:, None] - 1)
-        slots, mask = index.slots_at(start[:, None] + steps, lane[:, None]), np.arange(length) < lengths[:, None]
+        slots = index.slots_at(start[:, None] + steps, lane[:, None])
+        mask = np.arange(length) < lengths[:, None]
         if not pad:
             return cls(slots[mask], length, None, lengths)
         return cls(slots.reshape(-1), length, None, lengths, mask.reshape(-1))
@@ -91,7 +92,9 @@ class SliceInfo:
         info: dict[Any, Any] = {}
         found = self._stored(storage, slices, runs)
         if self._truncated is not None:
-            last, done, terminated = slices.last(), found[0], found[1]
+            last = slices.last()
+            done = found[0]
+            terminated = found[1]
             if done is None:
                 done = last.copy()
             else:
@@ -112,7 +115,8 @@ class SliceInfo:
 
     def _stored(self, storage: Storage, slices: Slices, runs: Runs | None) -> list[np.ndarray | None]:
         """Copies of the stored flags of the slots, bool [n, ...], [n, 1] for ends; None for flags that are not stored."""
-        slots, found = slices.slots, list[Any]()
+        slots = slices.slots
+        found = list[Any]()
         if runs is not None and slices.begins is not None:  # half the time of a gather
             assert isinstance(storage, TensorStorage) and storage.layout is not None
             places = storage.layout.places

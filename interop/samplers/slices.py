@@ -91,12 +91,15 @@ class SliceSampler(DrawingSampler):
             raise TypeError(f"compile must be a bool or a dict, got {type(compile).__name__}")
         self.num_slices = None if num_slices is None else whole("num_slices", num_slices)
         self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
-        self._end_key, self._traj_key = checked_key("end_key", end_key), checked_key("traj_key", traj_key)
+        self._end_key = checked_key("end_key", end_key)
+        self._traj_key = checked_key("traj_key", traj_key)
         self.end_keys = None if end_keys is None else [checked_key("end_keys", each) for each in end_keys]
         self.truncated_key = checked_key("truncated_key", truncated_key)
-        self.cache_values, self.strict_length = bool(cache_values), bool(strict_length)
+        self.cache_values = bool(cache_values)
+        self.strict_length = bool(strict_length)
         self.pad_output = bool(pad_output)
-        self.compile, self.use_gpu = compile, use_gpu
+        self.compile = compile
+        self.use_gpu = use_gpu
         self.span = _pair(span)
         if self.slice_len is not None:
             self._check_span(self.slice_len)
@@ -196,7 +199,8 @@ class SliceSampler(DrawingSampler):
         if not isinstance(rows, TorchRows) or rows.runs is None:
             return None
         self._last = slices = self._slices(storage, *self._shape(batch_size), key)
-        info, slots = self._info.of(storage, slices, rows.runs), torch.from_numpy(slices.slots)
+        info = self._info.of(storage, slices, rows.runs)
+        slots = torch.from_numpy(slices.slots)
         info["index"] = self.index_of(slots, storage)
         return read_batch(storage, slots, (slices.begins, slices.length), info, marks)
 

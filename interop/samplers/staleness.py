@@ -180,7 +180,10 @@ class StalenessAwareSampler(DrawingSampler):
         key = entries.parameter("version_key", a_key(entries, "version_key"), self.version_key)
 
         def put() -> None:
-            self.consumer_version, self.max_staleness, self.version_key, self._known = version, most, key, None
+            self.consumer_version = version
+            self.max_staleness = most
+            self.version_key = key
+            self._known = None
 
         return put
 
@@ -215,7 +218,8 @@ class Weighed(NamedTuple):
         is_left = np.ones(self.weights.size, bool)
         is_left[chosen] = False
         left = self.heavy[is_left[self.heavy]]
-        times, wanted = rng.exponential(size=left.size) / self.weights[left], count - chosen.size
+        times = rng.exponential(size=left.size) / self.weights[left]
+        wanted = count - chosen.size
         first = np.argpartition(times, wanted - 1)[:wanted]
         return np.concatenate((chosen, left[first[np.argsort(times[first])]]))
 

@@ -28,7 +28,8 @@ class StoredTrajectories:
         self.index = Trajectories(1)
         self._of: weakref.ref[Storage] | None = None
         self._counts = 0, 0, 0  # of the ring at the last update
-        self._capacity, self._filled = 1, 0  # rows at most, and rows stored at the last update
+        self._capacity = 1  # rows at most
+        self._filled = 0  # rows stored at the last update
         self._markers = Markers.empty(0, 1, 0)
         self._now = 0  # rows read; the row of time t is t % capacity
         self._recent = RecentItems()
@@ -39,22 +40,30 @@ class StoredTrajectories:
 
         RuntimeError for an empty storage; RuntimeError or TypeError where it does not say where trajectories end.
         """
-        same, counts, layout = self._of is not None and self._of() is storage, storage.ring.counts, storage.item_layout
+        same = self._of is not None and self._of() is storage
+        counts = storage.ring.counts
+        layout = storage.item_layout
         same = same and layout is self._layout
         if same and counts == self._counts and (storage.tracks_writes or self._is_as_read(storage)):
             return self.index
-        size, filled, capacity = stored(storage), storage.filled_rows, storage.row_capacity(None)
-        lanes, count = size // filled, counts[0] - self._counts[0]
+        size = stored(storage)
+        filled = storage.filled_rows
+        capacity = storage.row_capacity(None)
+        lanes = size // filled
+        count = counts[0] - self._counts[0]
         same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self.index.lanes)
         follows = same and self._only_continued(storage, count) and self._has_the_same_keys(storage)
         self._of = None  # an update that raises is made anew by the next call
-        self._counts, self._filled = counts, filled
+        self._counts = counts
+        self._filled = filled
         if not follows:
             self.keys.find(storage)
             self._now = storage.ring.cursor if filled == capacity else 0
-            self.index, self._capacity = Trajectories(capacity, lanes, self._now), capacity
+            self.index = Trajectories(capacity, lanes, self._now)
+            self._capacity = capacity
             self._markers = Markers.empty(0, lanes, len(self.keys.found.ids))
-            self._recent, self._layout = RecentItems(), layout
+            self._recent = RecentItems()
+            self._layout = layout
             self._read(storage, filled, True)
         elif count:
             self._read(storage, count, False)
@@ -74,7 +83,8 @@ class StoredTrajectories:
 
     def _only_continued(self, storage: Storage, count: int) -> bool:
         """Whether `count` rows behind the newest known one were written, and no marker of another row has changed."""
-        ring, known = storage.ring, self._counts[2]
+        ring = storage.ring
+        known = self._counts[2]
         if count >= self._capacity or (count and (self._now + count - ring.cursor) % self._capacity):
             return False
         edited = [] if ring.version == known else ring.since(known)
@@ -103,8 +113,11 @@ class StoredTrajectories:
 
     def _read(self, storage: Storage, count: int, first: bool) -> None:
         """Enter the next `count` rows; `first` says that these are all rows."""
-        now, capacity, lanes = self._now, self._capacity, self.index.lanes
-        start, stop = now % capacity, now % capacity + count
+        now = self._now
+        capacity = self._capacity
+        lanes = self.index.lanes
+        start = now % capacity
+        stop = now % capacity + count
         rows = slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
         found = self.keys.read(storage, rows, lanes)
         if (known := len(self._markers.flags)) < (need := min(stop, capacity)):
@@ -125,7 +138,8 @@ class StoredTrajectories:
             self.index.written(starts)
             return
         rows = np.arange(self._now - self._filled, self._now) % capacity
-        held, breaks = self._markers.at(rows), self._breaks(storage)
+        held = self._markers.at(rows)
+        breaks = self._breaks(storage)
         last = markers.previous(held, breaks)
         if ((last >= 0) & (last < np.arange(-1, len(last) - 1))).any():
             self.index = Trajectories.interleaved(rows, held, last)
@@ -172,7 +186,9 @@ class GivenTrajectories:
 
     def of(self, storage: Storage) -> Trajectories:
         """The index. RuntimeError for another number of items, and where rows were written since the first call."""
-        size, ring, many = stored(storage), storage.ring, self.index.capacity
+        size = stored(storage)
+        ring = storage.ring
+        many = self.index.capacity
         if size != many or storage.ndim > 1:
             raise RuntimeError(
                 f"ends and trajectories are of {many} items of one dim, {size} of {storage.ndim} dims are stored: they are "

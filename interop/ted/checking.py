@@ -94,8 +94,12 @@ class _Rules:
     def __init__(
         self, data: TensorDictBase, names: Names, done_key: Path, time_dim: int, wanted: tuple[Path, ...] | None
     ) -> None:
-        self._below, self._shape, self._time = data.get("next", None), data.shape, time_dim
-        self._names, self._done_key, self._wanted = names, done_key, wanted
+        self._below = data.get("next", None)
+        self._shape = data.shape
+        self._time = time_dim
+        self._names = names
+        self._done_key = done_key
+        self._wanted = wanted
         found = ((as_path(key), value) for key, value in data.items(True, True) if isinstance(value, Tensor))
         self._leaves = {path: value.detach().as_subclass(Tensor) for path, value in found}
         self._next = {path[1:]: leaf for path, leaf in self._leaves.items() if is_below(path)}
@@ -164,7 +168,8 @@ class _Rules:
 
     def observations(self) -> Iterator[Violation]:
         """Observations of "next" that differ from those of the next row."""
-        done, every = self._leaves.get(self._done_key), self._shape.numel()
+        done = self._leaves.get(self._done_key)
+        every = self._shape.numel()
         stops = None
         if done is not None and done.numel() == every > 0:
             ends = flags(done).numpy().reshape(self._shape).copy()
@@ -173,7 +178,9 @@ class _Rules:
         for path in (each for each in self._next if each not in self._names) if self._wanted is None else self._wanted:
             if path not in self._root or path not in self._next:
                 continue
-            key, before, after = ("next", *path), self._root[path], self._next[path]
+            key = ("next", *path)
+            before = self._root[path]
+            after = self._next[path]
             if (before.dtype, before.shape) != (after.dtype, after.shape):
                 what = f"is {after.dtype} {list(after.shape)}, {shown(path)} {before.dtype} {list(before.shape)}"
                 yield Violation(key, None, what, "give both one dtype and shape")

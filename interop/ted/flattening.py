@@ -95,7 +95,8 @@ class Ring:
 def _roll(source: np.ndarray, target: np.ndarray, shift: int) -> None:
     """`target[:] = np.roll(source, -shift, 1)` without a temporary copy."""
     head = source.shape[1] - shift
-    target[:, :head], target[:, head:] = source[:, shift:], source[:, :shift]
+    target[:, :head] = source[:, shift:]
+    target[:, head:] = source[:, :shift]
 
 
 class Order:
@@ -107,7 +108,8 @@ class Order:
     """
 
     def __init__(self, ring: Ring, done: np.ndarray) -> None:
-        times, lanes = ring.shape[0], ring.items // ring.shape[0]
+        times = ring.shape[0]
+        lanes = ring.items // ring.shape[0]
         ends = done.copy()
         ends.reshape(lanes, times)[:, (ring.shift - 1 - ring.oldest) % times] = True
         closing = np.flatnonzero(ends)
@@ -122,7 +124,8 @@ class Order:
         """The rows with which trajectories end."""
         self.unended = np.flatnonzero(~stored[-lanes:]) + ring.items - lanes if not ring.is_full else self.stops[:0]
         """The last rows of lanes that were not written, with which no trajectory ends."""
-        self._ends, self._times = ends, times
+        self._ends = ends
+        self._times = times
 
     def trajectories(self) -> tuple[Tensor, Tensor]:
         """How many rows each trajectory has, and whether it has an end; rows that were not written are one without."""
@@ -174,7 +177,9 @@ class Flattened:
         below = [path[1:] for path in leaves if is_below(path)]
         self.followed = [path for path in below if path not in names]
         for path in self.followed:
-            before, after, key = leaves.get(path), leaves["next", *path], shown(("next", *path))
+            before = leaves.get(path)
+            after = leaves["next", *path]
+            key = shown(("next", *path))
             if before is None:
                 raise ValueError(
                     f"the root has no {shown(path)} for {key}, which is none of done_keys and reward_keys: only TED data "
@@ -185,7 +190,9 @@ class Flattened:
                     f"{key} is {after.dtype} {list(after.shape)}, {shown(path)} is {before.dtype} {list(before.shape)}: "
                     "observations of the root and of 'next' need one dtype and shape"
                 )
-        self._leaves, self._ring, self._names = leaves, ring, names
+        self._leaves = leaves
+        self._ring = ring
+        self._names = names
         outcomes = [path for path in below if path in names]
         plain = [path for path in leaves if not is_below(path) and path not in below]
         self._held = {path: leaves["next", *path] for path in outcomes}
@@ -209,7 +216,8 @@ class Flattened:
         if not flat.numel():
             return
         dims = len(self._ring.shape)
-        held, places = whole(dense(self._held[path]), dims), whole(flat, 1)
+        held = whole(dense(self._held[path]), dims)
+        places = whole(flat, 1)
         if path not in self.followed:
             self._ring.lay_out(held, places)
             return
@@ -225,7 +233,8 @@ class Flattened:
 
     def _done(self, done_key: Path) -> np.ndarray:
         """Whether episodes end, as a flat array."""
-        done, ring = self._leaves.get(done_key), self._ring
+        done = self._leaves.get(done_key)
+        ring = self._ring
         if done is None:
             raise missing_done(done_key, self._leaves)
         path = done_key[1:] if is_below(done_key) else done_key
@@ -245,7 +254,8 @@ class Flattened:
         rows = side_by_side([partial(self._first_lost, path) for path in self.followed], size)
         lost = dict(zip(self.followed, rows, strict=True))
         for path in self._held:
-            above, below = self._leaves.get(path), self._leaves.get(("next", *path))
+            above = self._leaves.get(path)
+            below = self._leaves.get(("next", *path))
             if above is None or below is None:
                 continue
             if path in self.followed:
@@ -272,8 +282,10 @@ class Flattened:
 
         The next row of a lane's last one is the first one in a full ring, and the row itself otherwise.
         """
-        after, before = self._by_row(self._leaves["next", *path]), self._by_row(self._leaves[path])
-        lanes, stops = self._ring.items // self._ring.shape[0], self.order.stops
+        after = self._by_row(self._leaves["next", *path])
+        before = self._by_row(self._leaves[path])
+        lanes = self._ring.items // self._ring.shape[0]
+        stops = self.order.stops
         last = self._ring.items - lanes
         row = first_apart(after[:last], before[lanes:], stops)
         if row is not None:
@@ -306,11 +318,13 @@ class Rebuilt:
     ) -> None:
         if done.numel() != ring.items:
             raise ValueError(f"done flags of shape {list(done.shape)} for {ring.items} rows: one a row is needed")
-        self._ring, self._order = ring, Order(ring, flags(done).numpy().reshape(-1))
+        self._ring = ring
+        self._order = Order(ring, flags(done).numpy().reshape(-1))
         self._made: dict[Path, dict[Path, str]] = {}
         self.specs: Specs = {}
         for path, (shape, dtype) in flat.items():
-            followed, below = shape[:1] == (self._order.size,), ("next", *path)
+            followed = shape[:1] == (self._order.size,)
+            below = ("next", *path)
             if not followed and shape[:1] != (ring.items,):
                 raise ValueError(
                     f"{shown(path)} has {shape[0] if shape else 0} rows: {ring.items} rows with "
@@ -340,7 +354,8 @@ class Rebuilt:
     def _fill(self, flat: np.ndarray, memory: Tensor, kind: str) -> None:
         in_place = memory.device.type == "cpu" and memory.is_contiguous()
         made = memory if in_place else fresh(memory.shape, memory.dtype)
-        rows, order = whole(made, len(self._ring.shape)), self._order
+        rows = whole(made, len(self._ring.shape))
+        order = self._order
         if kind == "zero":
             rows.view(np.uint8)[:] = 0
         elif kind == "row":

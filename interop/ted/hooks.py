@@ -16,7 +16,8 @@ from interop.ted.flattening import REWARD_KEYS, Flattened, Names, Path, Rebuilt,
 from interop.ted.row_values import components, fresh, nested, side_by_side, sizes, words
 from interop.trajectories import DEFAULT_DONE_KEYS
 
-_SHAPE, _PATHS = ("_storage_shape",), ("_paths",)
+_SHAPE = ("_storage_shape",)
+_PATHS = ("_paths",)
 _TRAJECTORY = re.compile(r"traj_\d+")
 
 
@@ -59,8 +60,10 @@ class TED2Flat:
         *,
         verify: bool = True,
     ) -> None:
-        self.done_key, self.names = as_path(done_key), Names.of(done_keys, reward_keys)
-        self.shift_key, self.is_full_key = as_path(shift_key), as_path(is_full_key)
+        self.done_key = as_path(done_key)
+        self.names = Names.of(done_keys, reward_keys)
+        self.shift_key = as_path(shift_key)
+        self.is_full_key = as_path(is_full_key)
         self._verify = verify
 
     def __call__(self, data: TensorDictBase, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
@@ -109,8 +112,10 @@ class Flat2TED:
         done_keys: Iterable[Any] = DEFAULT_DONE_KEYS,
         reward_keys: Iterable[Any] = REWARD_KEYS,
     ) -> None:
-        self._done_key, self._names = as_path(done_key), Names.of(done_keys, reward_keys)
-        self._shift_key, self._is_full_key = as_path(shift_key), as_path(is_full_key)
+        self._done_key = as_path(done_key)
+        self._names = Names.of(done_keys, reward_keys)
+        self._shift_key = as_path(shift_key)
+        self._is_full_key = as_path(is_full_key)
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
         return self._restored(*_parted(data), out)
@@ -136,7 +141,8 @@ class Flat2TED:
                 out.set(key, place)
         else:
             memory = _leaves(out)
-            wanted, found = rebuilt.specs, _specs(memory)
+            wanted = rebuilt.specs
+            found = _specs(memory)
             wrong = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
             if wrong:
                 key = wrong[0]
@@ -278,7 +284,8 @@ def _write_entry(made: TensorDictBase, key: Path, shape: Tensor | torch.Size, me
         file_map: Any = made.make_memmap(key, shape, dtype=memory.dtype)
     except RuntimeError as error:  # by which torch says that it cannot make the file
         raise OSError(str(error)) from error
-    file_map.index, file_map.parent_shape = None, shape  # which pickle asks for
+    file_map.index = None  # pickle asks for these two
+    file_map.parent_shape = shape
     if memory.numel():
         with open(file_map.filename, "r+b") as file:
             file.write(words(memory, 1).data)
@@ -291,7 +298,8 @@ def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
             f"expected a tensordict, got {type(data).__name__}: hooks of TED data go with the rows of a LazyTensorStorage "
             "or LazyMemmapStorage; storages of lists give their hooks a list of items"
         )
-    tensors, others = {}, {}
+    tensors = {}
+    others = {}
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
         if isinstance(value, Tensor):

@@ -44,7 +44,8 @@ class DTypeCastTransform(TensorTransform):
                     f"out_keys{name} without in_keys{name}: the order of entries found is not known before"
                 )
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.dtype_in, self.dtype_out = dtype_in, dtype_out
+        self.dtype_in = dtype_in
+        self.dtype_out = dtype_out
         self._all_read = in_keys is None
         self._all_written = in_keys is None and in_keys_inv is None
 

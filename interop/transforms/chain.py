@@ -202,11 +202,13 @@ class Compose(Transform):
         """Check a `state_dict`; the returned function loads it. CheckpointMismatch if it is of other transforms."""
         if not isinstance(given, Mapping):
             raise CheckpointMismatch(f"{where} is a dict, got {type(given).__name__}")
-        found, here = dict(given), self.state_dict()
+        found = dict(given)
+        here = self.state_dict()
         wrong = [f"{key} is only in the checkpoint" for key in found.keys() - here.keys()]
         wrong += [f"{key} is only here" for key in here.keys() - found.keys()]
         for key in here.keys() & found.keys():
-            one, other = found[key], here[key]
+            one = found[key]
+            other = here[key]
             alike = type(one) is type(other)
             if isinstance(one, Tensor) and isinstance(other, Tensor):
                 alike = one.shape == other.shape and (options.cast or one.dtype == other.dtype)

@@ -50,7 +50,9 @@ class ToTensorImage(ImageTransform):
         shape_tolerant: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        self.from_int, self.unsqueeze, self.shape_tolerant = from_int, unsqueeze, shape_tolerant
+        self.from_int = from_int
+        self.unsqueeze = unsqueeze
+        self.shape_tolerant = shape_tolerant
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(self.dtype, torch.dtype):
             raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
@@ -130,7 +132,8 @@ class Crop(ImageTransform):
     ) -> None:
         super().__init__(in_keys, out_keys)
         self.w, self.h = _sizes(w, h)
-        self.top, self.left = whole("top", top, least=-(2**31)), whole("left", left, least=-(2**31))
+        self.top = whole("top", top, least=-(2**31))
+        self.left = whole("left", left, least=-(2**31))
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
         return _window(self._check(observation), self.top, self.left, self.w, self.h)

@@ -78,7 +78,8 @@ class SelectTransform(Transform):
     def __init__(self, *selected_keys: NestedKey, keep_rewards: bool = True, keep_dones: bool = True) -> None:
         super().__init__()
         self.selected_keys = as_keys("each argument", list(selected_keys))
-        self.keep_reward_keys, self.keep_done_keys = bool(keep_rewards), bool(keep_dones)
+        self.keep_reward_keys = bool(keep_rewards)
+        self.keep_done_keys = bool(keep_dones)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return self._selected(next_tensordict, "done")
@@ -135,8 +136,10 @@ class Joining(Transform):
 
     def __init__(self, in_keys: Keys, out_key: NestedKey, dim: int, del_keys: bool) -> None:
         super().__init__()
-        self.in_keys, self.out_keys = _different("in_keys", in_keys), [_one("out_key", out_key)]
-        self.dim, self.del_keys = dim, bool(del_keys)
+        self.in_keys = _different("in_keys", in_keys)
+        self.out_keys = [_one("out_key", out_key)]
+        self.dim = dim
+        self.del_keys = bool(del_keys)
 
     def _joined(self, data: TensorDictBase, join: Callable[[list[Any]], Any]) -> TensorDictBase:
         """Put the result in place of the entries."""
@@ -249,7 +252,8 @@ class Stack(Joining):
         stacked = tensordict.get(self.in_keys_inv[0], None) if self.in_keys_inv else None
         if stacked is None:
             return tensordict
-        key, dims = self.in_keys_inv[0], stacked.batch_dims if is_tensor_collection(stacked) else stacked.ndim
+        key = self.in_keys_inv[0]
+        dims = stacked.batch_dims if is_tensor_collection(stacked) else stacked.ndim
         if not -dims <= self.dim < dims or stacked.shape[self.dim] != len(self.out_keys_inv):
             raise ValueError(
                 f"Stack: {key!r} of shape {list(stacked.shape)} has no dim {self.dim} of size {len(self.out_keys_inv)} to "

@@ -48,7 +48,8 @@ class Affine(TensorTransform):
 
     def _scaled(self, value: Tensor, standard_normal: bool) -> Tensor:
         value = _as_floating(value)
-        loc, scale = _laid_out(self.loc, value), _laid_out(self.scale, value)
+        loc = _laid_out(self.loc, value)
+        scale = _laid_out(self.scale, value)
         made = value - loc if standard_normal else value * scale
         other = scale if standard_normal else loc
         if other.dtype == made.dtype and made.shape == value.shape:  # memory is written once
@@ -150,7 +151,8 @@ class Moments:
 
     def merged(self, other: "Moments") -> "Moments":
         """Moments of the values of both, on the device of the other."""
-        mean, own = self.mean.to(other.mean.device), self.squares.to(other.mean.device)
+        mean = self.mean.to(other.mean.device)
+        own = self.squares.to(other.mean.device)
         weight = self.weight + other.weight
         share = other.weight / weight
         apart = other.mean - mean
@@ -190,7 +192,9 @@ class RunningNorm(Transform):
             raise ValueError(f"decay must be in [0, 1], got {decay}")
         if not 0 <= eps < math.inf:
             raise ValueError(f"eps must be at least 0, got {eps}")
-        self.decay, self.eps, self.frozen = decay, eps, False
+        self.decay = decay
+        self.eps = eps
+        self.frozen = False
         self._statistics: Mapping[NestedKey, Moments] = {}  # replaced as a whole, so that readers need no lock
 
     def _dims(self, batch_dims: int) -> int:
@@ -217,7 +221,8 @@ class RunningNorm(Transform):
     def _updated(self, data: TensorDictBase) -> Mapping[NestedKey, Moments]:
         updated = dict(self._statistics)
         for key, value in self._values(data, self.in_keys):
-            kept, dims = updated.get(key), self._dims(data.ndim)
+            kept = updated.get(key)
+            dims = self._dims(data.ndim)
             shape = value.shape[dims:]
             self._check_shape(key, kept, shape)
             if not value.numel():
@@ -285,7 +290,8 @@ class RunningNorm(Transform):
         kind = dtype, value.device, self.eps
         if kind not in kept.ready:
             with torch.inference_mode(False):  # gradients may be asked of the next values
-                mean, deviation = kept.mean.to(value.device), self._deviation(kept.variance).to(value.device, dtype)
+                mean = kept.mean.to(value.device)
+                deviation = self._deviation(kept.variance).to(value.device, dtype)
                 near = mean.to(dtype)
                 kept.ready[kind] = near, (mean - near).to(dtype), deviation
         near, rest, deviation = (_laid_out(each, value) for each in kept.ready[kind])
@@ -318,12 +324,15 @@ class RunningNorm(Transform):
 
         RuntimeError where an entry has no statistics yet. Of entries that may be missing one is enough.
         """
-        statistics, dtype, fixed = self._statistics, torch.get_default_dtype(), []
+        statistics = self._statistics
+        dtype = torch.get_default_dtype()
+        fixed = []
         for key, name in zip(self.in_keys, self.out_keys, strict=True):
             if key not in statistics and self.missing_tolerance and statistics:
                 continue
             kept = self._moments(key, statistics)
-            loc, scale = kept.mean.to(dtype), self._deviation(kept.variance).to(dtype)
+            loc = kept.mean.to(dtype)
+            scale = self._deviation(kept.variance).to(dtype)
             fixed.append(ObservationNorm(loc, scale, [key], [name], standard_normal=True, eps=self.eps))
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
@@ -350,7 +359,8 @@ class RunningNorm(Transform):
             raise ValueError(f"statistics of {', '.join(names)} are needed, got {state!r}")
         loaded = {}
         for name, fields in state.items():
-            each, key = Moments(**fields), names[name]
+            each = Moments(**fields)
+            key = names[name]
             alike = each.mean.dtype == each.squares.dtype == torch.float64 and each.mean.shape == each.squares.shape
             if not alike or not each.is_finite() or not each.weight > 0 or bool((each.squares < 0).any()):
                 raise ValueError(f"statistics of {name} are finite float64 tensors of one shape, got {fields!r}")

@@ -53,8 +53,12 @@ class Order:
         dim_extend: int = 0,
         sample_unit: "SampleUnit | None" = None,
     ) -> None:
-        self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
-        self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage.ring.cursor
+        self._storage = storage
+        self._index = index
+        self._info = info
+        self._dim_extend = dim_extend
+        self._shape = torch.Size(storage.shape or (len(storage),))
+        self._end = storage.ring.cursor
         self._sampler = sampler
         self._runs: tuple[Tensor, Tensor] | None = None  # of which run each item is, and which step of it
         if info is not None:
@@ -94,7 +98,8 @@ class Order:
         if batch_size[:dims] != slots.shape:
             if batch_size.numel() != slots.numel():
                 return None
-            slots, dims = slots.reshape(batch_size), len(batch_size)
+            slots = slots.reshape(batch_size)
+            dims = len(batch_size)
         elif time >= dims:
             return None
         if self._runs is not None:
@@ -102,7 +107,8 @@ class Order:
             return (number[..., 1:] == number[..., :-1]) & (step[..., 1:] - step[..., :-1] == 1)
         lanes = shape[1:].numel()
         slots = slots.movedim(time, -1)
-        rows, lane = slots // lanes, slots % lanes
+        rows = slots // lanes
+        lane = slots % lanes
         capacity = self._storage.max_size // lanes
         follows = ((rows[..., 1:] - rows[..., :-1]) % capacity == 1) & (lane[..., 1:] == lane[..., :-1])
         follows &= rows[..., 1:] != self._end
@@ -132,14 +138,16 @@ def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tenso
         padding = ~mask.reshape(-1).cpu()
     begins = torch.zeros(count, dtype=torch.bool, device="cpu")
     begins[:1] = True
-    lengths, ends = sampler.slice_lengths(), info.get(getattr(sampler, "truncated_key", None))
+    lengths = sampler.slice_lengths()
+    ends = info.get(getattr(sampler, "truncated_key", None))
     if lengths is not None and lengths.sum() == count:
         begins[torch.from_numpy(lengths.cumsum() - lengths)] = True
     elif isinstance(ends, Tensor) and ends.numel() == count:  # of a sampler of a user
         begins[1:] = ends.reshape(-1)[:-1].cpu() | (padding[:-1] & ~padding[1:])
     else:
         return None
-    number, place = begins.cumsum(0), torch.arange(count, device="cpu")
+    number = begins.cumsum(0)
+    place = torch.arange(count, device="cpu")
     step = place - place.where(begins, 0).cummax(0).values
     return number.where(~padding, -1 - place), step
 

@@ -65,11 +65,14 @@ class RandomCropTensorDict(Transform):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
         self.generator = generator
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RandomCropTensorDict", next_tensordict)
-        shape, dim, length = next_tensordict.batch_size, self.sample_dim, self.sub_seq_len
+        shape = next_tensordict.batch_size
+        dim = self.sample_dim
+        length = self.sub_seq_len
         if not -len(shape) <= dim < len(shape):
             raise RuntimeError(f"RandomCropTensorDict: there is no sample_dim={dim} in a batch size of {list(shape)}")
         dim %= len(shape)
@@ -96,7 +99,8 @@ class RandomCropTensorDict(Transform):
 
     def _starts(self, steps: SideBySide, valid: Tensor) -> Tensor:
         """A random place of `steps` for each sequence, where a window of one trajectory begins. RuntimeError for none."""
-        length, time = self.sub_seq_len, steps.marks.time
+        length = self.sub_seq_len
+        time = steps.marks.time
         shape = steps.marks.batch
         source = valid.device if self.generator is None else self.generator.device
         shares = torch.rand(valid.shape, generator=self.generator, device=source, dtype=torch.float64).to(valid.device)
@@ -134,7 +138,8 @@ class RandomCropTensorDict(Transform):
 
     def _valid_steps(self, data: TensorDictBase, dim: int) -> Tensor:
         """The number of steps of each sequence by the mask, of the shape of the other batch dims."""
-        key, shape = self.mask_key, data.batch_size
+        key = self.mask_key
+        shape = data.batch_size
         mask = data.get(key, None)
         if mask is None:
             raise missing("RandomCropTensorDict", key, data)
@@ -186,7 +191,8 @@ class BurnInTransform(Transform):
                 raise TypeError(f"modules must be TensorDictModules, got a {type(each).__name__}")
         self.__dict__["_run"] = tuple(given)
         self.burn_in = whole("burn_in", burn_in, least=0)
-        read, written = dict[NestedKey, None](), dict[NestedKey, None]()
+        read = dict[NestedKey, None]()
+        written = dict[NestedKey, None]()
         for each in given:
             read |= {key: None for key in each.in_keys if key not in written}
             written |= dict.fromkeys(each.out_keys)
@@ -220,7 +226,8 @@ class BurnInTransform(Transform):
                 "as split_trajectories does"
             )
         goes_on = ~steps.stops[..., self.burn_in - 1]
-        first, rest = data[..., : self.burn_in].copy(), data[..., self.burn_in :].copy()
+        first = data[..., : self.burn_in].copy()
+        rest = data[..., self.burn_in :].copy()
         with torch.no_grad():
             for module in self._run:
                 first = module(first)

@@ -79,7 +79,8 @@ class UnsqueezeTransform(DimOfOne):
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
-        self.unsqueeze_dim, self.least_dims = self.dim, -self.dim - 1
+        self.unsqueeze_dim = self.dim
+        self.least_dims = -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.unsqueeze(self.dim)
@@ -93,7 +94,8 @@ class SqueezeTransform(DimOfOne):
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
-        self.squeeze_dim, self.least_dims_inv = self.dim, -self.dim - 1
+        self.squeeze_dim = self.dim
+        self.least_dims_inv = -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.squeeze(self.dim)
@@ -148,7 +150,9 @@ class ExpandAs(TensorTransform):
 
     def __init__(self, in_key: NestedKey, ref_key: NestedKey, out_key: NestedKey | None = None) -> None:
         super().__init__([in_key], None if out_key is None else [out_key])
-        self.in_key, self.ref_key, self.out_key = self.in_keys[0], as_key("ref_key", ref_key), self.out_keys[0]
+        self.in_key = self.in_keys[0]
+        self.ref_key = as_key("ref_key", ref_key)
+        self.out_key = self.out_keys[0]
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("ExpandAs", next_tensordict)

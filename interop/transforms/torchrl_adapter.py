@@ -72,12 +72,15 @@ class Adapter:
 
     transform: Transform
     specs: dict[NestedKey, Any]
-    in_keys, out_keys = _keys("in_keys"), _keys("out_keys")
-    in_keys_inv, out_keys_inv = _keys("in_keys_inv"), _keys("out_keys_inv")
+    in_keys = _keys("in_keys")
+    out_keys = _keys("out_keys")
+    in_keys_inv = _keys("in_keys_inv")
+    out_keys_inv = _keys("out_keys_inv")
 
     def __init__(self, transform: Transform, specs: dict[NestedKey, Any]) -> None:
         super().__init__()
-        self.transform, self.specs = transform, specs
+        self.transform = transform
+        self.specs = specs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.transform(*args, **kwargs)
@@ -107,12 +110,14 @@ class Adapter:
 
     def transform_output_spec(self, output_spec: Spec) -> Spec:
         """The specs of the result of a step. ValueError if the batch size changes."""
-        found, places = output_spec.clone(), _places(output_spec)
+        found = output_spec.clone()
+        places = _places(output_spec)
         first, *others = (part.zero() for part in output_spec.values() if part is not None)
         for other in others:
             first.update(other)
         zeros = {key: first.get(key) for key in places}  # held: an id is of one tensor only while it lives
-        names, size = {id(value): key for key, value in zeros.items()}, first.batch_size
+        names = {id(value): key for key, value in zeros.items()}
+        size = first.batch_size
         with self._dry_run() as twin:
             result = twin.on_step(first)
             if not is_tensor_collection(result) or result.batch_size != size:
@@ -133,7 +138,8 @@ class Adapter:
 
     def transform_input_spec(self, input_spec: Spec) -> Spec:
         """The specs of the data that a step takes. An entry that `inv` writes is replaced by the one that it reads."""
-        found, places = input_spec.clone(), _places(input_spec)
+        found = input_spec.clone()
+        places = _places(input_spec)
         pairs = dict(zip(self.in_keys_inv, self.out_keys_inv, strict=False))
         for key in places.keys() & pairs.keys():
             del found[places[key]]

@@ -45,11 +45,13 @@ class Transform(nn.Module):
         self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
     ) -> None:
         super().__init__()
-        self.in_keys, self.out_keys = as_keys("in_keys", in_keys), as_keys("out_keys", out_keys)
+        self.in_keys = as_keys("in_keys", in_keys)
+        self.out_keys = as_keys("out_keys", out_keys)
         self.in_keys_inv = as_keys("in_keys_inv", in_keys_inv)
         self.out_keys_inv = as_keys("out_keys_inv", out_keys_inv)
         for one, other in (("in_keys", "out_keys"), ("in_keys_inv", "out_keys_inv")):
-            first, second = getattr(self, one), getattr(self, other)
+            first = getattr(self, one)
+            second = getattr(self, other)
             if first and second and len(first) != len(second):
                 raise ValueError(f"{one} and {other} must be as many: got {first} and {second}")
         self.missing_tolerance = False
@@ -311,7 +313,8 @@ def put(
     KeyError for an entry within one that is no tensordict, ValueError for a value without the batch dims that it needs,
     RuntimeError for a locked tensordict.
     """
-    entries, gone = list(entries), list(gone)
+    entries = list(entries)
+    gone = list(gone)
     for key, value in [*((key, None) for key in gone), *entries]:
         holder = data
         for step in as_path(key)[:-1]:

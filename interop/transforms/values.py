@@ -41,7 +41,8 @@ class RewardClipping(TensorTransform):
         super().__init__(in_keys, out_keys)
         if clamp_min is None and clamp_max is None:
             raise ValueError("give clamp_min, clamp_max or both")
-        low, high = _bound("clamp_min", clamp_min), _bound("clamp_max", clamp_max)
+        low = _bound("clamp_min", clamp_min)
+        high = _bound("clamp_max", clamp_max)
         if low is not None and high is not None and bool((low.to(high.device) > high).any()):
             raise ValueError(f"clamp_min must not be above clamp_max, got {clamp_min} and {clamp_max}")
         self.register_buffer("clamp_min", low)
@@ -201,7 +202,8 @@ class UnaryTransform(Transform):
         for name, each in (("fn", fn), ("inv_fn", inv_fn)):
             if not callable(each):
                 raise TypeError(f"{name} must be callable, got {each!r}")
-        self._fn, self._inv_fn = fn, inv_fn
+        self._fn = fn
+        self._inv_fn = inv_fn
 
     def _get(self, data: TensorDictBase, key: NestedKey) -> Any:
         value = super()._get(data, key)

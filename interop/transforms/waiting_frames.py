@@ -39,7 +39,8 @@ class WaitingFrames:
 
         Errors for new frames that do not fit, or have no transitions.
         """
-        waiting, time = self.frames, new.ndim - 1
+        waiting = self.frames
+        time = new.ndim - 1
         frames = mapped(new, time, new.shape[time], _detached)
         if waiting is not None:
             if waiting.ndim != frames.ndim or waiting.shape[:time] != frames.shape[:time]:
@@ -48,7 +49,8 @@ class WaitingFrames:
                     "time, must agree"
                 )
             frames = _joined(waiting, frames, time)
-        steps, total = RolloutSteps.of(frames, keys), frames.shape[time]
+        steps = RolloutSteps.of(frames, keys)
+        total = frames.shape[time]
         rows = _rows(steps) if steps.marks.keys.ids else None
         is_plain = self.stored is None and not self.interleaved
         if rows is None or (is_plain and _is_plain(rows, n)):
@@ -68,10 +70,12 @@ class WaitingFrames:
 
     def as_end(self, keys: RolloutKeys, gamma: float, n: int) -> TensorDictBase | None:
         """The transitions of the frames that wait, as the end of the stream; None for none."""
-        frames, stored = self.frames, self.stored
+        frames = self.frames
+        stored = self.stored
         if frames is None or not frames.shape[-1]:
             return None
-        steps, chosen = RolloutSteps.of(frames, keys), frames.shape[-1]
+        steps = RolloutSteps.of(frames, keys)
+        chosen = frames.shape[-1]
         if stored is None:
             return steps.transitions(steps.side_by_side(), gamma, n, chosen)
         each = int((~stored).sum()) // max(stored.shape[:-1].numel(), 1)  # the same in all lanes
@@ -89,7 +93,8 @@ class WaitingFrames:
     def from_plain(cls, state: Mapping[str, Any]) -> "WaitingFrames":
         """The inverse of `as_plain`. TypeError or ValueError for other values."""
         frames = None if state["frames"] is None else _from_plain(state["frames"])
-        stored, interleaved = state["stored"], state["interleaved"]
+        stored = state["stored"]
+        interleaved = state["interleaved"]
         if not isinstance(interleaved, bool) or not (stored is None or isinstance(stored, Tensor)):
             raise TypeError(f"interleaved is a bool and stored a tensor or None, got {interleaved!r} and {stored!r}")
         if stored is not None:
@@ -123,7 +128,8 @@ class _Plan:
         total, lanes = rows.flags.shape
         stored = np.zeros((lanes, total), np.bool_) if stored is None else stored
         stored = np.concatenate([stored, np.zeros((lanes, total - stored.shape[1]), np.bool_)], 1)
-        complete, needed = np.empty((lanes, total), np.int64), total
+        complete = np.empty((lanes, total), np.int64)
+        needed = total
         since = -1 if interleaved else total  # the row with which trajectories turned out to be interleaved
         for lane in range(lanes):
             of_lane = rows.lane(lane)
@@ -214,7 +220,8 @@ def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int) -> TensorDi
         if leaf.dtype != other.dtype:
             raise TypeError(f"{path!r} is {leaf.dtype}, in the waiting frames {other.dtype}")
         if leaf.shape[time + 1 :] != other.shape[time + 1 :]:
-            item, kept = list(leaf.shape[time + 1 :]), list(other.shape[time + 1 :])
+            item = list(leaf.shape[time + 1 :])
+            kept = list(other.shape[time + 1 :])
             raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {kept}")
         return torch.cat([other if other.device == leaf.device else other.to(leaf.device), leaf], time)
 

@@ -175,8 +175,11 @@ class TensorDictMaxValueWriter(Writer):
         self._storage.refuse_forked_child()
         self._process.check()
         self._rank_stored()
-        heap, known, most = self._heap, len(self._heap), self._storage.max_size
-        row_of, kept = dict[int, int](), 0  # the row that each slot gets, and how many rows were kept for a time
+        heap = self._heap
+        known = len(self._heap)
+        most = self._storage.max_size
+        row_of = dict[int, int]()  # by slot: the row that it gets
+        kept = 0  # rows that were kept at least for a time
         before = dict[int, float]()  # the ranks that were replaced
         self._replaced = known, before
         rows = np.flatnonzero(ranks > heap[0][0]) if known == most else np.arange(ranks.size)
@@ -207,7 +210,8 @@ class TensorDictMaxValueWriter(Writer):
 
     def _rank_stored(self) -> None:
         """Rank items that another writer wrote; forget those that are gone."""
-        known, length = len(self._heap), len(self._storage)
+        known = len(self._heap)
+        length = len(self._storage)
         if known > length:
             self._heap = [(rank, slot) for rank, slot in self._heap if slot < length]
         elif known < length:
@@ -227,7 +231,8 @@ class TensorDictMaxValueWriter(Writer):
             data = [data[row] for row in rows]
         elif rows != list(range(data.shape[0])):
             data = data[torch.from_numpy(np.array(rows))]  # `torch.tensor` takes five times as long
-        index, storage = torch.from_numpy(np.array(slots)), self._storage
+        index = torch.from_numpy(np.array(slots))
+        storage = self._storage
         data = self.stamped(data, index)
         gapless = slots[-1] - slots[0] + 1 == len(slots)
         if gapless and isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
@@ -268,7 +273,9 @@ class TensorDictMaxValueWriter(Writer):
         }
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        count, key, reduction = entries.whole("_write_count"), self.rank_key, self.reduction
+        count = entries.whole("_write_count")
+        key = self.rank_key
+        reduction = self.reduction
         if "_rank_key" in entries:
             key = entries.parameter("rank_key", a_key(entries, "_rank_key"), self.rank_key)
         if "_reduction" in entries:
@@ -285,7 +292,10 @@ class TensorDictMaxValueWriter(Writer):
         heapify(heap)
 
         def put() -> None:
-            self.rank_key, self.reduction, self._write_count, self._heap = key, reduction, count, heap
+            self.rank_key = key
+            self.reduction = reduction
+            self._write_count = count
+            self._heap = heap
 
         return put
 
