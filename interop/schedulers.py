@@ -24,6 +24,7 @@ class ParameterScheduler(Component, ABC):
         obj: a sampler, or a buffer, whose current sampler is used.
         param_name: the attribute.
         min_value, max_value: bounds of the values.
+        choices: the arguments of a subclass by name, as its `choose` takes them.
 
     At construction, TypeError for an `obj` without a sampler and an attribute that is no real number, ValueError for an
     attribute that is missing or read-only, and for bounds that contradict each other.
@@ -32,7 +33,13 @@ class ParameterScheduler(Component, ABC):
     _CHOICES: ClassVar[tuple[str, ...]] = ("min_value", "max_value")
 
     def __init__(
-        self, obj: Any, param_name: str, min_value: float | None = None, max_value: float | None = None, **choices: Any
+        self,
+        obj: Any,
+        param_name: str,
+        min_value: float | None = None,
+        max_value: float | None = None,
+        *,
+        choices: Mapping[str, object] | None = None,
     ) -> None:
         self._obj = obj
         self.param_name = param_name
@@ -43,7 +50,7 @@ class ParameterScheduler(Component, ABC):
             raise ValueError(f"{type(sampler).__name__} has no attribute {param_name!r} that can be set")
         self.initial_value = _real(param_name, getattr(sampler, param_name))
         self._is_int = isinstance(getattr(sampler, param_name), int | np.integer)
-        self.choose({"min_value": min_value, "max_value": max_value, **choices})
+        self.choose({"min_value": min_value, "max_value": max_value, **(choices or {})})
 
     def choose(self, choices: Mapping[str, Any]) -> None:
         """Check and keep the arguments."""
@@ -111,7 +118,7 @@ class LinearScheduler(ParameterScheduler):
     _CHOICES = ("final_value", "num_steps")
 
     def __init__(self, obj: Any, param_name: str, final_value: float, num_steps: int) -> None:
-        super().__init__(obj, param_name, final_value=final_value, num_steps=num_steps)
+        super().__init__(obj, param_name, choices={"final_value": final_value, "num_steps": num_steps})
 
     def choose(self, choices: Mapping[str, Any]) -> None:
         super().choose(choices)
@@ -159,7 +166,8 @@ class StepScheduler(ParameterScheduler):
         min_value: float | None = None,
         max_value: float | None = None,
     ) -> None:
-        super().__init__(obj, param_name, min_value, max_value, gamma=gamma, n_steps=n_steps, mode=mode)
+        choices = {"gamma": gamma, "n_steps": n_steps, "mode": mode}
+        super().__init__(obj, param_name, min_value, max_value, choices=choices)
 
     def choose(self, choices: Mapping[str, Any]) -> None:
         super().choose(choices)

@@ -29,6 +29,7 @@ from interop.formats.torchrl_folder import TorchrlDump
 from interop.samplers import SamplerEnsemble
 from interop.shared.storage_lock import all_locked, locked
 from interop.storages import Storage, StorageEnsemble
+from interop.transforms import Transform
 from interop.transforms.chain import as_chain
 from interop.writers import WriterEnsemble
 
@@ -67,7 +68,7 @@ class ReplayBufferEnsemble(Sampled):
         storages: StorageEnsemble | None = None,
         samplers: SamplerEnsemble | None = None,
         writers: WriterEnsemble | None = None,
-        transform: Any = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,

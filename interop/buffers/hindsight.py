@@ -14,15 +14,17 @@ from torch import Tensor
 
 from interop.buffers.request import Part
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data import randomness
 from interop.data.keys import as_path, checked_key
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host.trajectories import lanes_of
-from interop.sample_units import expanding
+from interop.sample_units import SampleUnit, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.boundary_keys import BoundaryKeys, NoMarkersError
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage, columns
+from interop.transforms import Transform
 from interop.writers import Writer
 
 _TAG = 0x4845  # separates the draws of goals from the draws of items with the same key
@@ -69,7 +71,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         traj_key: an entry of episode ids, besides the default ones of `SliceSampler`.
         only_named_keys: only `end_key`, those beside it, and `traj_key` count.
         sampler: draws the transitions.
-        **kwargs: as for `TensorDictReplayBuffer`; there is no sample unit.
+        sample_unit: only None or a `Transition`.
+
+    The other arguments are those of `TensorDictReplayBuffer`.
     """
 
     def __init__(
@@ -85,13 +89,29 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
         sampler: Sampler | Callable[[], Sampler] | None = None,
-        **kwargs: Any,
+        storage: Storage | Callable[[], Storage] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         if not callable(reward_fn):
             raise TypeError(f"reward_fn must be callable, got {type(reward_fn).__name__}")
         if not 0 <= her_ratio <= 1:
             raise ValueError(f"her_ratio must be in [0, 1], got {her_ratio}")
-        if expanding(kwargs.get("sample_unit")) is not None:
+        if expanding(sample_unit) is not None:
             raise ValueError("sample_unit and hindsight exclude each other: a window would have several goals")
         self.reward_fn = reward_fn
         self.her_ratio = float(her_ratio)
@@ -103,7 +123,26 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.traj_key = checked_key("traj_key", traj_key)
         self.only_named_keys = bool(only_named_keys)
         self._found: tuple[Any, _Entries] | None = None  # a layout and its entries
-        super().__init__(sampler=sampler, **kwargs)
+        super().__init__(
+            sampler=sampler,
+            storage=storage,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         super()._check_fit(storage, sampler, writer)

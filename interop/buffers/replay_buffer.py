@@ -23,6 +23,7 @@ from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import randomness
 from interop.data.arguments import whole
@@ -43,6 +44,7 @@ from interop.storages import planning as of_storages
 from interop.storages.all_or_nothing import Undoable, finish_or_undo
 from interop.storages.batches import read_batch
 from interop.storages.storage import Follower, is_undoable
+from interop.transforms import Compose, Transform
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
 
@@ -94,11 +96,11 @@ class ReplayBuffer(Sampled):
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         prefetch: int | None = None,
-        transform: Any = None,
-        transform_factory: Callable[[], Any] | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
-        checkpointer: Any = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
         generator: torch.Generator | None = None,
         shared: bool = False,
         compilable: bool | None = None,
@@ -154,10 +156,17 @@ class ReplayBuffer(Sampled):
         if self._workers_only_write and storage.ndim != 1:
             raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
 
-    def _join(self, storage: Storage, sampler: Sampler, writer: Writer, *others: Any) -> None:
+    def _join(
+        self,
+        storage: Storage,
+        sampler: Sampler,
+        writer: Writer,
+        chain: Compose | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
         """Connect the components with each other and with this buffer. The lock of the storage is held.
 
-        `others` are a chain of transforms and a collate function.
+        None keeps the chain of transforms and the collate function.
         """
         self._check_fit(storage, sampler, writer)
         if self._workers_only_write:
@@ -172,9 +181,10 @@ class ReplayBuffer(Sampled):
             before["_writer"].vacant = None
         if isinstance(writer, RoundRobinWriter):
             writer.vacant = sampler.vacant if isinstance(sampler, ConsumingSampler) else None
-        if others:
-            others[0].set_container(self)
-            self._transform, self._collate_fn = others
+        if chain is not None and collate_fn is not None:
+            chain.set_container(self)
+            self._transform = chain
+            self._collate_fn = collate_fn
         if self._shared:
             storage.share()
         self._storage = storage
@@ -553,8 +563,15 @@ class ReplayBuffer(Sampled):
         order = Order.of(self, info["index"], info) if self._transform.count else None
         return partial(self._complete, data, info, collate_fn, revise, order)
 
-    def _complete(self, data: Any, info: dict[Any, Any], *how: Any) -> tuple[Any, dict[Any, Any]]:
-        return self.completed(data, *how), info
+    def _complete(
+        self,
+        data: Any,
+        info: dict[Any, Any],
+        collate_fn: Callable[[Any], Any],
+        revise: Callable[[Any], Any] | None,
+        order: Order | None,
+    ) -> tuple[Any, dict[Any, Any]]:
+        return self.completed(data, collate_fn, revise, order), info
 
     def _gather(self, part: Part, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """Copies of the drawn items, and the info. The lock is held."""

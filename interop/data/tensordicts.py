@@ -145,7 +145,7 @@ class UnreadStack(NonTensorStack):
     def is_locked(self, value: bool) -> None:
         NonTensorStack.is_locked.fset(self, value)
 
-    def tolist(self, **options: Any) -> list[Any]:
+    def tolist(self, **options: Any) -> list[Any]:  # those of this version of tensordict
         """The values, without a `NonTensorData` for each."""
         read = self.__dict__.get("_read")
         if read is None or any(value for name, value in options.items() if name != "as_linked_list"):

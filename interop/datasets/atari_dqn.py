@@ -1,18 +1,22 @@
 """DQN Replay: training data of DQN agents on Atari games, from Google Cloud Storage."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data.arguments import whole
 from interop.datasets import allowance
 from interop.datasets.compressed import Stream, decompressed
@@ -26,8 +30,11 @@ from interop.datasets.json_answers import fetch_json
 from interop.datasets.object_arrays import array_header, load_object
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
 from interop.storages import Storage, TensorStorage, columns
+from interop.transforms import Transform
+from interop.writers import Writer
 
 BASE_URL = "https://storage.googleapis.com/atari-replay-datasets"
 LIST_URL = "https://storage.googleapis.com/storage/v1/b/atari-replay-datasets/o"
@@ -230,18 +237,46 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         strict_len: False allows shorter slices from shorter episodes.
         replacement: False samples each row, or episode, once per epoch.
         max_checkpoints: use only the first checkpoints. By default all (class attribute `_max_runs`).
-        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS
     _max_runs: int | None = None
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *,
-        sampler: Sampler | Callable[[], Sampler] | None = None, num_procs: int = 0, num_slices: int | None = None,
-        slice_len: int | None = None, strict_len: bool = True, replacement: bool = True, mp_start_method: str = "fork",
-        max_checkpoints: int | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        num_procs: int = 0,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_len: bool = True,
+        replacement: bool = True,
+        mp_start_method: str = "fork",
+        max_checkpoints: int | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         slices = num_slices is not None or slice_len is not None
         if sampler is not None and (slices or not replacement):
             raise ValueError("num_slices, slice_len and replacement choose the sampler: give either these or sampler")
@@ -251,7 +286,31 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         elif not replacement:
             sampler = SamplerWithoutReplacement()
         source = AtariDQNSource(dataset_id, self._max_runs if max_checkpoints is None else max_checkpoints)
-        super().__init__(source, batch_size, num_workers=num_procs, sampler=sampler, **more)
+        super().__init__(
+            source,
+            batch_size,
+            num_workers=num_procs,
+            sampler=sampler,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     @property
     def dataset_path(self) -> Path:
@@ -269,8 +328,42 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     def presented(self, storage: TensorStorage) -> Storage:
         return FramesOnceStorage.open(self.data_path_root, "r")
 
-    def preprocess(self, fn: Callable[[Any], Any], dim: int = 0, *args: Any, **options: Any) -> Storage:
+    def preprocess(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        num_frames: int | None = None,
+        dest: str | os.PathLike[str] | None = None,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Pool | None = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = False,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+        resume: bool = False,
+    ) -> Storage:
         """See `BaseDatasetExperienceReplay.preprocess`. RuntimeError for a dim other than 0."""
         if dim != 0:
             raise RuntimeError(f"the rows of frames that are stored once are divided along dim 0 alone, got dim={dim}")
-        return super().preprocess(fn, dim, *args, **options)
+        return super().preprocess(
+            fn,
+            dim,
+            num_workers,
+            num_frames=num_frames,
+            dest=dest,
+            chunksize=chunksize,
+            num_chunks=num_chunks,
+            pool=pool,
+            generator=generator,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            index_with_generator=index_with_generator,
+            pbar=pbar,
+            mp_start_method=mp_start_method,
+            resume=resume,
+        )

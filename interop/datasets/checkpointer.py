@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, json_text
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Verify, json_text
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.storages import Storage
 
@@ -35,7 +35,16 @@ class DatasetCheckpointer(StorageCheckpointerBase):
         Path(path).mkdir(exist_ok=True)
         (Path(path) / _NAME).write_text(json.dumps(self._rows_of))
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str], **options: Any) -> None:
+    def loads(
+        self,
+        storage: Storage,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
         file = Path(path) / _NAME
         found = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
         if found != self._rows_of:

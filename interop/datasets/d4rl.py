@@ -200,14 +200,28 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     available_datasets = list(D4RL_URLS)
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, sampler: Sampler | None = None, writer: Writer | None = None,
-        collate_fn: Callable[[Any], Any] | None = None, pin_memory: bool = False, prefetch: int | None = None,
-        transform: Transform | Callable[[Any], Any] | None = None, split_trajs: bool = False, from_env: bool = False,
-        use_truncated_as_done: bool = True, direct_download: bool | None = None, terminate_on_end: bool | None = None,
-        download: bool | Literal["force"] = True, root: str | os.PathLike[str] | None = None, *,
-        from_local: str | os.PathLike[str] | None = None, num_workers: int = 0, generator: torch.Generator | None = None,
-        **env_kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        split_trajs: bool = False,
+        from_env: bool = False,
+        use_truncated_as_done: bool = True,
+        direct_download: bool | None = None,
+        terminate_on_end: bool | None = None,
+        download: bool | Literal["force"] = True,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        from_local: str | os.PathLike[str] | None = None,
+        num_workers: int = 0,
+        generator: torch.Generator | None = None,
+        **env_kwargs: Any,  # of an environment that only `gym.make` knows
+    ) -> None:
         direct = not from_env if direct_download is None else direct_download
         if direct and (from_env or terminate_on_end is False):
             raise ValueError(
@@ -219,8 +233,18 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
             )
         library = "" if direct else "get_dataset" if from_env else "qlearning_dataset"
         super().__init__(
-            D4RLSource(dataset_id, use_truncated_as_done, library, bool(terminate_on_end), env_kwargs), batch_size,
-            root=root, download=download, from_local=from_local, split_trajs=split_trajs, num_workers=num_workers,
-            sampler=sampler, writer=writer, collate_fn=collate_fn, pin_memory=pin_memory, prefetch=prefetch,
-            transform=transform, generator=generator,
-        )  # fmt: skip
+            D4RLSource(dataset_id, use_truncated_as_done, library, bool(terminate_on_end), env_kwargs),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            generator=generator,
+        )

@@ -49,9 +49,15 @@ class RemoteFile:
 
 
 def fetch(
-    files: Sequence[RemoteFile], folder: Path, *, timeout: float = 30.0, retries: int = 4, pause: float = 0.5,
-    headers: Mapping[str, str] | None = None, at_once: int = 1,
-) -> dict[str, str]:  # fmt: skip
+    files: Sequence[RemoteFile],
+    folder: Path,
+    *,
+    timeout: float = 30.0,
+    retries: int = 4,
+    pause: float = 0.5,
+    headers: Mapping[str, str] | None = None,
+    at_once: int = 1,
+) -> dict[str, str]:
     """Download files into a folder. Returns the SHA-256 of each by its name.
 
     A file is written to `<name>.part`, verified and renamed. Partial files are resumed, also by later calls, if the server
@@ -114,9 +120,14 @@ class RemoteStream:
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 30.0, retries: int = 4, pause: float = 0.5,
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        retries: int = 4,
+        pause: float = 0.5,
         headers: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._url = url
         self._timeout = timeout
         self._retries = retries

@@ -1,14 +1,17 @@
 """Datasets in Parquet files with fixed-shape columns, from the Hugging Face hub or `to_hub_folder`."""
 
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data.keys import entries_below
 from interop.data.layout import LeafSpec
 from interop.datasets import parquet
@@ -20,6 +23,10 @@ from interop.datasets.hub_features import features_of
 from interop.datasets.rows import leaf
 from interop.datasets.source import Part, Source
 from interop.host.maps import file_names
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
+from interop.transforms import Transform
+from interop.writers import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +147,8 @@ class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: `user/name` on the hub, or any name with `from_local`.
         exclude: the names of columns to leave out.
         from_local: a folder written by `to_hub_folder`, instead of a download.
-        **more: as for `BaseDatasetExperienceReplay`.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises: as `BaseDatasetExperienceReplay`; ValueError for columns of `exclude` that are not there; CorruptDatasetError,
     before the first row is read, for two columns of one name, names that cannot be keys, and columns other than numbers,
@@ -149,8 +157,57 @@ class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *, exclude: Collection[str] = (), **more: Any
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        exclude: Collection[str] = (),
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
             raise TypeError(f"exclude must be a list of names of columns, got {exclude!r}")
-        super().__init__(HubFolderSource(dataset_id, tuple(sorted({*exclude})) or None), batch_size, **more)
+        super().__init__(
+            HubFolderSource(dataset_id, tuple(sorted({*exclude})) or None),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )

@@ -37,9 +37,14 @@ def in_order(
 
 
 def by_processes(
-    function: Callable[[Any], Any], tasks: Iterable[Any], workers: int, *,
-    method: str | None = None, threads: int = 1, max_tasks_per_child: int | None = None,
-) -> Generator[Any, None, None]:  # fmt: skip
+    function: Callable[[Any], Any],
+    tasks: Iterable[Any],
+    workers: int,
+    *,
+    method: str | None = None,
+    threads: int = 1,
+    max_tasks_per_child: int | None = None,
+) -> Generator[Any, None, None]:
     """Yield the results of `function(task)` in order, from `workers` processes; 0 runs in this process.
 
     `method` is the start method ("spawn" by default); each process has `threads` torch threads. All are replaced after

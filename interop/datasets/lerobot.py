@@ -1,7 +1,8 @@
 """LeRobot: robot episodes in Parquet files and videos, from any LeRobot repository on the Hugging Face hub."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, groupby, islice, pairwise
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data.arguments import not_negative, required, whole
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
@@ -24,7 +27,11 @@ from interop.datasets.lerobot_rows import Episode, data_files, located, rows_of_
 from interop.datasets.rows import following, leaf
 from interop.datasets.source import Part, Source
 from interop.datasets.video import frames_at
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
 from interop.shared.source_files import files_below
+from interop.transforms import Transform
+from interop.writers import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -314,7 +321,8 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         episodes: the numbers of the episodes to load. Only their files are downloaded. All by default.
         exclude: names of features to leave out, as in `meta/info.json`, such as "observation.images.depth".
         revision: a branch, tag or commit of the repository; its main branch by default.
-        **more: as for `BaseDatasetExperienceReplay`.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises:
         DatasetError: no LeRobot dataset, an unsupported version, or features of kinds that are not supported: videos of
@@ -327,10 +335,37 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     def __init__(
-        self, repo_id: str, batch_size: int | None = None, *, video: Literal["decode", "skip", False] = "decode",
-        tolerance_s: float = 1e-4, episodes: Sequence[int] | None = None, exclude: Sequence[str] = (),
-        revision: str | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        repo_id: str,
+        batch_size: int | None = None,
+        *,
+        video: Literal["decode", "skip", False] = "decode",
+        tolerance_s: float = 1e-4,
+        episodes: Sequence[int] | None = None,
+        exclude: Sequence[str] = (),
+        revision: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         if video not in ("decode", "skip", False):
             raise ValueError(f"video must be 'decode', 'skip' or False, got {video!r}")
         if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
@@ -341,7 +376,35 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         if episodes is not None and (not chosen or len(chosen) < len(episodes)):
             raise ValueError(f"episodes must be one or more different numbers, got {episodes!r}")
         source = LeRobotSource(
-            repo_id, video == "decode", not_negative("tolerance_s", tolerance_s), chosen,
-            tuple(sorted({*exclude})) or None, revision,
-        )  # fmt: skip
-        super().__init__(source, batch_size, **more)
+            repo_id,
+            video == "decode",
+            not_negative("tolerance_s", tolerance_s),
+            chosen,
+            tuple(sorted({*exclude})) or None,
+            revision,
+        )
+        super().__init__(
+            source,
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )

@@ -178,10 +178,13 @@ def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, n
     if video_keys and not info.video_path:
         raise CorruptDatasetError(f"{folder}/meta/info.json: there is no video_path for the videos of {video_keys[0]}")
 
-    def file(path: str, group: str, **more: str | int) -> Path:
+    def file(path: str, group: str, video_key: str | None = None) -> Path:
+        names: dict[str, str | int] = {**of_episode}
+        if video_key is not None:
+            names["video_key"] = video_key
         if not info.is_v2:
-            more |= {name: row.whole(f"{group}/{name}") for name in ("chunk_index", "file_index")}
-        return folder / _path(path, {**of_episode, **more}, row.where)
+            names |= {name: row.whole(f"{group}/{name}") for name in ("chunk_index", "file_index")}
+        return folder / _path(path, names, row.where)
 
     videos = {}
     for key in video_keys:

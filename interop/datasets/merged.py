@@ -1,6 +1,6 @@
 """Ensembles of datasets with a common batch layout."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,6 +14,7 @@ from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
 from interop.buffers.collate import stack
 from interop.data.arguments import class_of
 from interop.data.keys import as_path, entries_below
+from interop.transforms import Transform
 
 _Path = tuple[Any, ...]
 _Kind = tuple[torch.dtype | str, torch.Size]  # dtype and row shape; "text" for non-tensors
@@ -27,7 +28,13 @@ def merged(
     keys: Iterable[NestedKey] | None = None,
     cast: bool | Mapping[NestedKey, torch.dtype] = False,
     num_buffer_sampled: int | None = None,
-    **more: Any,
+    transform: Transform | Callable[[Any], Any] | None = None,
+    collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,
+    sample_from_all: bool = False,
+    generator: torch.Generator | None = None,
+    shared: bool = False,
+    prefetch: int | None = None,
+    pin_memory: bool = False,
 ) -> ReplayBufferEnsemble:
     """Merge buffers or datasets to an ensemble with a common layout: `merged(a, b, p=[0.8, 0.2], batch_size=256)`.
 
@@ -43,7 +50,7 @@ def merged(
             entries of any kind to dtypes.
         num_buffer_sampled: parts per batch. By default the smallest divisor of the batch size that is at least the number
             of buffers.
-        **more: as for `ReplayBufferEnsemble`.
+        transform, collate_fns, sample_from_all, generator, shared, prefetch, pin_memory: as for `ReplayBufferEnsemble`.
 
     Raises:
         ValueError: entries are missing, or differ in shape or dtype; the message has a table.
@@ -70,11 +77,22 @@ def merged(
         raise ValueError(_table(misfits or [*paths], layouts, buffers))
     dropped = frozenset(paths.keys() - types.keys())
     dtypes = {path: kind for path, kind in types.items() if cast and isinstance(kind, torch.dtype)}
-    if num_buffer_sampled is None and batch_size is not None and not more.get("sample_from_all"):
+    if num_buffer_sampled is None and batch_size is not None and not sample_from_all:
         num_buffer_sampled = next((n for n in range(len(buffers), batch_size) if batch_size % n == 0), batch_size)
     aligned = _Aligned(dropped, dtypes) if dropped or dtypes else None
     return ReplayBufferEnsemble(
-        *buffers, p=p, batch_size=batch_size, num_buffer_sampled=num_buffer_sampled, collate_fn=aligned, **more
+        *buffers,
+        p=p,
+        batch_size=batch_size,
+        num_buffer_sampled=num_buffer_sampled,
+        collate_fn=aligned,
+        transform=transform,
+        collate_fns=collate_fns,
+        sample_from_all=sample_from_all,
+        generator=generator,
+        shared=shared,
+        prefetch=prefetch,
+        pin_memory=pin_memory,
     )
 
 

@@ -3,15 +3,18 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data.arguments import required
 from interop.datasets.answers import NotFoundError
 from interop.datasets.described import MOST_ROWS, Described, json_of
@@ -24,7 +27,11 @@ from interop.datasets.minari_infos import layout_of
 from interop.datasets.minari_rows import rows
 from interop.datasets.minari_spaces import arrays_of, spec_of
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
 from interop.shared.source_files import files_below
+from interop.transforms import Transform
+from interop.writers import Writer
 
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")
@@ -188,7 +195,8 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: such as "D4RL/door/human-v2"; one of `available_datasets`, which queries the hub.
         load_from_local_minari: read `<MINARI_DATASETS_PATH or ~/.minari/datasets>/<dataset_id>/data` at each construction.
         from_local: a folder written by Minari: the folder with metadata.json, its parent, or a Minari root.
-        **more: as for `BaseDatasetExperienceReplay`.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises:
         ValueError: an unknown dataset. The message has the nearest names.
@@ -203,18 +211,68 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     available_datasets = _Available()
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *, load_from_local_minari: bool = False, **more: Any
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        load_from_local_minari: bool = False,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         if load_from_local_minari:
-            if more.get("from_local") is not None:
+            if from_local is not None:
                 raise ValueError("pass from_local or load_from_local_minari, not both")
             home = Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
             if not (home / dataset_id / "data").is_dir():
                 raise FileNotFoundError(
                     f"there is no local Minari dataset {dataset_id!r} in {home}: see MINARI_DATASETS_PATH"
                 )
-            more |= {"from_local": home / dataset_id / "data", "download": "force"}
-        super().__init__(MinariSource(dataset_id), batch_size, **more)
+            from_local = home / dataset_id / "data"
+            download = "force"
+        super().__init__(
+            MinariSource(dataset_id),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     @property
     def metadata(self) -> dict[str, Any]:

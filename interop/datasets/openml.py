@@ -6,18 +6,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data.arguments import required
 from interop.datasets import allowance
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
 from interop.samplers import Sampler, SamplerWithoutReplacement
+from interop.transforms import Transform
+from interop.writers import Writer
 
 _UPSTREAM = {  # id -> name and version on OpenML
     "adult_num": ("adult", 1),
@@ -155,8 +160,9 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         batch_size: rows per batch.
         root: the folder of the family, by default `~/.cache/fbuf/openml`.
         sampler: a `SamplerWithoutReplacement` by default.
-        **more: as for `BaseDatasetExperienceReplay`. The folder `from_local` has OpenML's `.arff` file, whose last attribute
-            is the target.
+        from_local: a folder with OpenML's `.arff` file, whose last attribute is the target.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises:
         RuntimeError: an unknown name. ImportError: scikit-learn, pandas or pyarrow is not installed.
@@ -165,11 +171,58 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     available_datasets = [*_UPSTREAM]
 
     def __init__(
-        self, name: str, batch_size: int | None = None, root: str | os.PathLike[str] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        batch_size: int | None = None,
+        root: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        *,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         sampler = SamplerWithoutReplacement() if sampler is None else sampler
-        super().__init__(OpenMLSource(name), batch_size, root=root, sampler=sampler, **more)
+        super().__init__(
+            OpenMLSource(name),
+            batch_size,
+            root=root,
+            sampler=sampler,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     @property
     def max_outcome_val(self) -> int:

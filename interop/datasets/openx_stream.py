@@ -36,9 +36,13 @@ class TrajectoryStream(Storage):
     """
 
     def __init__(
-        self, shards: Sequence[Path | str], shuffle: bool, num_slices: int | None, slice_len: int | None,
+        self,
+        shards: Sequence[Path | str],
+        shuffle: bool,
+        num_slices: int | None,
+        slice_len: int | None,
         padding: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(sys.maxsize)
         self.shards = shards
         self.shuffle = shuffle

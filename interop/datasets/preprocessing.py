@@ -27,12 +27,24 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def transformed(
-    storage: Storage, fn: Callable[[Any], Any], dim: int, num_workers: int | None, scratch: Path, *,
-    chunksize: int | None = None, num_chunks: int | None = None, pool: Pool | None = None,
-    generator: torch.Generator | None = None, max_tasks_per_child: int | None = None, worker_threads: int = 1,
-    index_with_generator: bool = False, pbar: bool = False, mp_start_method: str | None = None,
-    num_frames: int | None = None, resume: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    storage: Storage,
+    fn: Callable[[Any], Any],
+    dim: int,
+    num_workers: int | None,
+    scratch: Path,
+    *,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Pool | None = None,
+    generator: torch.Generator | None = None,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    index_with_generator: bool = False,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    num_frames: int | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
     """Apply `fn` to the rows of a storage and write `scratch / "data"`. Memory holds two chunks per process.
 
     Args:

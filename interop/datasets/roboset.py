@@ -1,15 +1,18 @@
 """RoboSet (simulated part): HDF5 files of demonstrations on the Hugging Face hub."""
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
@@ -17,6 +20,10 @@ from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.hub import hub_download, hub_files, local_files
 from interop.datasets.rows import following, nested
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
+from interop.transforms import Transform
+from interop.writers import Writer
 
 _REPO = "jdvakil/RoboSet_Sim"
 _NEEDED = ("observations", "actions", "rewards", "done")
@@ -130,10 +137,61 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.
         from_local: a folder with files `*.h5`, or a copy of the repository.
-        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS
 
-    def __init__(self, dataset_id: str, batch_size: int | None = None, **more: Any) -> None:
-        super().__init__(RobosetSource(dataset_id), batch_size, **more)
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
+        super().__init__(
+            RobosetSource(dataset_id),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )

@@ -1,14 +1,17 @@
 """V-D4RL: image observations of control tasks, in `.npz` episodes or HDF5 shards on the Hugging Face hub."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.datasets import npz
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
@@ -17,7 +20,10 @@ from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.hub import hub_download, hub_files, local_files
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
 from interop.transforms import Resize, ToTensorImage, Transform
+from interop.writers import Writer
 
 _REPO = "conglu/vd4rl"
 _TOP = "vd4rl/"
@@ -195,22 +201,71 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
         image_size: append a `Resize` of the pixels to a square, or to a height and width.
         transform: applied before these.
         from_local: a folder with files `*.npz` or `*.hdf5`, or a copy of the repository.
-        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
     available_datasets = _Available()
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *, totensor: bool = True,
-        image_size: int | Sequence[int] | None = None, transform: Transform | Callable[[Any], Any] | None = None,
-        **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        totensor: bool = True,
+        image_size: int | Sequence[int] | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         if image_size is not None and not totensor and transform is None and "84px" not in Path(dataset_id).parts:
             raise ValueError(
                 "image_size needs totensor=True, or a transform that moves the channels: stored are [height, width, 3]"
             )
         source = VD4RLSource(dataset_id)
-        super().__init__(source, batch_size, transform=transform, **more)
+        super().__init__(
+            source,
+            batch_size,
+            transform=transform,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
         pixels: Any = ["pixels", ("next", "pixels")]
         if totensor and not any(isinstance(each, ToTensorImage) for each in self.transform):
             self.append_transform(ToTensorImage(in_keys=pixels, shape_tolerant=True))

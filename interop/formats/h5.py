@@ -13,6 +13,7 @@ from pathlib import Path as File
 from typing import Any
 
 import numpy as np
+from tensordict.utils import NestedKey
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.manifest import parse_json
@@ -50,7 +51,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         done_keys: as of `FlatStorageCheckpointer`.
         reward_keys: the same.
         h5_kwargs: how datasets are made, such as `{"compression": "gzip"}`; not used for single numbers.
-        kwargs: other arguments of `TED2Nested`.
+        done_key, shift_key, is_full_key: as of `TED2Nested`; None for its defaults.
     """
 
     def __init__(
@@ -61,14 +62,23 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         reward_keys: Any = None,
         h5_kwargs: Any = None,
         verify: bool = True,
-        **kwargs: Any,
+        done_key: NestedKey | None = None,
+        shift_key: NestedKey | None = None,
+        is_full_key: NestedKey | None = None,
     ) -> None:
         super().__init__()
         if not checkpoint_file or os.path.basename(checkpoint_file) != checkpoint_file:
             raise ValueError(f"checkpoint_file must be the name of a file, got {checkpoint_file!r}")
         self.checkpoint_file = checkpoint_file
         self._options = dict(h5_kwargs or {})
-        self._set_hooks({**kwargs, "done_keys": done_keys, "reward_keys": reward_keys}, verify)
+        keys = {
+            "done_key": done_key,
+            "shift_key": shift_key,
+            "is_full_key": is_full_key,
+            "done_keys": done_keys,
+            "reward_keys": reward_keys,
+        }
+        self._set_hooks(keys, verify)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """ValueError: an H5 file has the trajectories as they are."""

@@ -57,11 +57,19 @@ class TokenizedDatasetLoader:
     """
 
     def __init__(
-        self, split: str, max_length: int, dataset_name: str, tokenizer_fn: Callable[..., Callable[[Any], Any]],
-        pre_tokenization_hook: Callable[[Any], Any] | None = None, root_dir: StrPath | None = None,
-        from_disk: bool = False, valid_size: int = 2000, num_workers: int | None = None,
-        tokenizer_class: Any = None, tokenizer_model_name: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        split: str,
+        max_length: int,
+        dataset_name: str,
+        tokenizer_fn: Callable[..., Callable[[Any], Any]],
+        pre_tokenization_hook: Callable[[Any], Any] | None = None,
+        root_dir: StrPath | None = None,
+        from_disk: bool = False,
+        valid_size: int = 2000,
+        num_workers: int | None = None,
+        tokenizer_class: Any = None,
+        tokenizer_model_name: str | None = None,
+    ) -> None:
         name = Path(dataset_name).name.split("-", 1)[0]
         if name in ("", "..") or Path(split).name != split:
             raise ValueError(
@@ -181,10 +189,18 @@ def create_infinite_iterator(iterator: Iterable[Any]) -> Iterator[Any]:
 
 
 def get_dataloader(
-    batch_size: int, block_size: int, tensorclass_type: Any, device: torch.device | str,
-    dataset_name: str | None = None, infinite: bool = True, prefetch: int = 0, split: str = "train",
-    root_dir: StrPath | None = None, from_disk: bool = False, num_workers: int | None = None,
-) -> Any:  # fmt: skip
+    batch_size: int,
+    block_size: int,
+    tensorclass_type: Any,
+    device: torch.device | str,
+    dataset_name: str | None = None,
+    infinite: bool = True,
+    prefetch: int = 0,
+    split: str = "train",
+    root_dir: StrPath | None = None,
+    from_disk: bool = False,
+    num_workers: int | None = None,
+) -> Any:
     """A data loader of a tokenized dataset: each row once an epoch, in random order. The incomplete last batch is dropped.
 
     Args:
@@ -199,9 +215,13 @@ def get_dataloader(
     Other arguments are those of `TokenizedDatasetLoader`. ValueError if the dataset has fewer rows than `batch_size`.
     """
     data = tensorclass_type.from_dataset(
-        split=split, dataset_name=dataset_name, max_length=block_size, root_dir=root_dir, from_disk=from_disk,
+        split=split,
+        dataset_name=dataset_name,
+        max_length=block_size,
+        root_dir=root_dir,
+        from_disk=from_disk,
         num_workers=num_workers,
-    )  # fmt: skip
+    )
     if len(data) < batch_size:
         raise ValueError(f"a batch of {batch_size} rows needs as many, the dataset has {len(data)}")
     buffer = TensorDictReplayBuffer(

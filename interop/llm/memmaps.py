@@ -40,9 +40,13 @@ def _refuse_objects(folder: Path) -> None:
 
 @torch.no_grad()
 def to_memmap(
-    dataset: Any, data_dir: str | os.PathLike[str], prefix: NestedKey | None = None,
-    features: Sequence[str] | None = None, batch_dims: int = 1, valid_mask_key: str | None = None,
-) -> TensorDictBase:  # fmt: skip
+    dataset: Any,
+    data_dir: str | os.PathLike[str],
+    prefix: NestedKey | None = None,
+    features: Sequence[str] | None = None,
+    batch_dims: int = 1,
+    valid_mask_key: str | None = None,
+) -> TensorDictBase:
     """Write columns of a dataset to memory-mapped tensors, 4,096 rows of a `datasets.Dataset` at a time.
 
     Args:

@@ -46,18 +46,32 @@ class PromptData(TensorClass):
 
     @classmethod
     def from_dataset(
-        cls, split: str, dataset_name: str | None = None, max_length: int = 550, root_dir: StrPath | None = None,
-        from_disk: bool = False, num_workers: int | None = None, *, tokenizer_class: type | None = None,
+        cls,
+        split: str,
+        dataset_name: str | None = None,
+        max_length: int = 550,
+        root_dir: StrPath | None = None,
+        from_disk: bool = False,
+        num_workers: int | None = None,
+        *,
+        tokenizer_class: type | None = None,
         tokenizer_model_name: str | None = None,
-    ) -> PromptData:  # fmt: skip
+    ) -> PromptData:
         """Load a memory-mapped dataset with columns "prompt" and "label". `labels` are the input ids.
 
         Arguments are those of `TokenizedDatasetLoader`; the default dataset is "CarperAI/openai_summarize_tldr".
         """
         data = TokenizedDatasetLoader(
-            split, max_length, dataset_name or "CarperAI/openai_summarize_tldr", PromptTensorDictTokenizer, None,
-            root_dir, from_disk, num_workers=num_workers, tokenizer_class=tokenizer_class,
+            split,
+            max_length,
+            dataset_name or "CarperAI/openai_summarize_tldr",
+            PromptTensorDictTokenizer,
+            None,
+            root_dir,
+            from_disk,
+            num_workers=num_workers,
+            tokenizer_class=tokenizer_class,
             tokenizer_model_name=tokenizer_model_name,
-        ).load()  # fmt: skip
+        ).load()
         known = {name: data[name] for name in ("input_ids", "attention_mask", "prompt_rindex")}
         return cls(**known, labels=data["input_ids"], batch_size=data.batch_size)

@@ -48,10 +48,18 @@ class RolloutFromModel:
     EOS_TOKEN_ID = END_OF_TEXT
 
     def __init__(
-        self, model: Any, ref_model: Any, reward_model: Any, kl_coef: float = 0.1, max_new_tokens: int = 50,
-        score_clip: float = 10.0, kl_scheduler: KLControllerBase | None = None, num_steps: int | None = None,
-        *, eos_token_id: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        ref_model: Any,
+        reward_model: Any,
+        kl_coef: float = 0.1,
+        max_new_tokens: int = 50,
+        score_clip: float = 10.0,
+        kl_scheduler: KLControllerBase | None = None,
+        num_steps: int | None = None,
+        *,
+        eos_token_id: int | None = None,
+    ) -> None:
         if not score_clip > 0:
             raise ValueError(f"score_clip must be above 0, got {score_clip}")
         self.model = model

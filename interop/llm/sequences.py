@@ -17,7 +17,7 @@ def _with_lists(cls: Class) -> Class:
     """Class decorator: with a batch size, a list holds one value per row; without, it is one value."""
     plain: Any = cls.set  # type: ignore[attr-defined]
 
-    def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:  # what `set` of tensordict takes
         if isinstance(value, list | tuple) and not isinstance(value, NonTensorStack) and key in _LISTS:
             value = _rows(key, value, self.batch_size)
         return plain(self, key, value, *args, **kwargs)

@@ -35,9 +35,15 @@ class TensorDictTokenizer:
     """
 
     def __init__(
-        self, tokenizer: Callable[..., Any], max_length: int, key: str = "text", padding: str | bool = "max_length",
-        truncation: bool = True, return_tensordict: bool = True, device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Callable[..., Any],
+        max_length: int,
+        key: str = "text",
+        padding: str | bool = "max_length",
+        truncation: bool = True,
+        return_tensordict: bool = True,
+        device: torch.device | str | None = None,
+    ) -> None:
         max_length = whole("max_length", max_length)
         if padding not in _UNPADDED and getattr(tokenizer, "pad_token_id", 0) is None:
             raise ValueError(
@@ -102,9 +108,15 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
     """
 
     def __init__(
-        self, tokenizer: Callable[..., Any], max_length: int, key: str = "prompt", padding: str | bool = "max_length",
-        truncation: bool = True, return_tensordict: bool = True, device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Callable[..., Any],
+        max_length: int,
+        key: str = "prompt",
+        padding: str | bool = "max_length",
+        truncation: bool = True,
+        return_tensordict: bool = True,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__(tokenizer, max_length, key, padding, truncation, return_tensordict, device)
         self._eos = getattr(tokenizer, "eos_token_id", None)
         if self._eos is None:

@@ -91,7 +91,7 @@ class MultiStep(nn.Module):
         """The discount."""
         return self._gamma
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # what torch passes
         super()._load_from_state_dict(*args, **kwargs)
         loaded = float(self.gammas[0, 0, 1])
         if loaded != float(np.float32(self._gamma)):  # otherwise it is the same, and more exact

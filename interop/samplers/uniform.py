@@ -24,6 +24,9 @@ class RandomSampler(DrawingSampler):
 
     rule = fbuf.Uniform()
 
+    def __init__(self) -> None:
+        """It has no arguments."""
+
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         return self._drawn(storage, batch_size, key, [])[0], {}
 

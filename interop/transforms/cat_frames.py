@@ -1,5 +1,6 @@
 """Frames of several steps in one entry, never across the end of a trajectory."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,7 +95,22 @@ class CatFrames(Transform):
         self.only_named_keys = bool(only_named_keys)
 
     def make_rb_transform_and_sampler(
-        self, batch_size: int | None = None, **sampler_kwargs: Any
+        self,
+        batch_size: int | None = None,
+        *,
+        end_key: NestedKey | None = None,
+        end_keys: Sequence[Any] | None = None,
+        traj_key: NestedKey | None = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: NestedKey | None = None,
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: bool | int | Sequence[bool | int] = False,
+        use_gpu: bool | torch.device | str | None = False,
+        only_named_keys: bool = False,
     ) -> "tuple[Compose, StackSampler]":
         """A transform and a sampler for a buffer that stores single frames and gives items with stacks.
 
@@ -108,8 +124,9 @@ class CatFrames(Transform):
 
         Args:
             batch_size: accepted; the batch size of the buffer, or of `sample`, counts.
-            **sampler_kwargs: as for `SliceSampler`, without `num_slices` and `slice_len`. `truncated_key` is None by
-                default: flags stay as they are stored, and not every item is an end.
+            truncated_key: as for `SliceSampler`. By default flags stay as they are stored, and not every item is an end.
+
+        The other arguments are those of `SliceSampler`.
 
         Returns a `Compose` and a `StackSampler`. ValueError where an entry of `in_keys` is one of `out_keys`, since then no
         single frame would be stored.
@@ -140,8 +157,24 @@ class CatFrames(Transform):
             only_named_keys=self.only_named_keys,
         )
         slices = _SlicesAsRows(self.N)
-        made = Compose(slices, frames, _NewestStep(), ExcludeTransform(*out_keys, inverse=True))
-        return made, StackSampler(self.N, **{"truncated_key": None, **sampler_kwargs})
+        chain = Compose(slices, frames, _NewestStep(), ExcludeTransform(*out_keys, inverse=True))
+        sampler = StackSampler(
+            self.N,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+            pad_output=pad_output,
+            compile=compile,
+            span=span,
+            use_gpu=use_gpu,
+            only_named_keys=only_named_keys,
+        )
+        return chain, sampler
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict if self.as_inverse else self._stacked(next_tensordict)

@@ -20,7 +20,7 @@ class Call(Transform):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # what the user's function takes
         return self.function(*args, **kwargs)
 
     def inv(self, data: Any) -> Any:
@@ -41,7 +41,9 @@ class Inverted(Transform):
             )
         self.transform = transform
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, *args: Any, **kwargs: Any
+    ) -> Any:  # what the transform takes, which names its arguments by its keys
         inverse: Any = self.transform.inv
         return inverse(*args, **kwargs)
 
@@ -71,7 +73,7 @@ class Compose(Transform):
     keeping: tuple[Transform, ...]
     """The transforms in it that keep state between writes."""
 
-    def __init__(self, *args: Any, transforms: Sequence[Any] | None = None) -> None:
+    def __init__(self, *args: Any, transforms: Sequence[Any] | None = None) -> None:  # any number of them, as torchrl's
         super().__init__()
         if transforms is None:
             transforms = args[0] if len(args) == 1 and isinstance(args[0], list) else args

@@ -77,8 +77,24 @@ class DimOfOne(TensorTransform):
 class UnsqueezeTransform(DimOfOne):
     """Adds a dim of size 1, at `dim` of the result; removes it when data is written. Arguments as for `DimOfOne`."""
 
-    def __init__(self, dim: int, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
+    def __init__(
+        self,
+        dim: int,
+        *,
+        allow_positive_dim: bool = False,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ) -> None:
+        super().__init__(
+            dim,
+            allow_positive_dim=allow_positive_dim,
+            in_keys=in_keys,
+            out_keys=out_keys,
+            in_keys_inv=in_keys_inv,
+            out_keys_inv=out_keys_inv,
+        )
         self.unsqueeze_dim = self.dim
         self.least_dims = -self.dim - 1
 
@@ -92,8 +108,24 @@ class UnsqueezeTransform(DimOfOne):
 class SqueezeTransform(DimOfOne):
     """Removes a dim of size 1; leaves other sizes. Adds it when data is written. Arguments as for `DimOfOne`."""
 
-    def __init__(self, dim: int, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
+    def __init__(
+        self,
+        dim: int,
+        *,
+        allow_positive_dim: bool = False,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ) -> None:
+        super().__init__(
+            dim,
+            allow_positive_dim=allow_positive_dim,
+            in_keys=in_keys,
+            out_keys=out_keys,
+            in_keys_inv=in_keys_inv,
+            out_keys_inv=out_keys_inv,
+        )
         self.squeeze_dim = self.dim
         self.least_dims_inv = -self.dim - 1
 

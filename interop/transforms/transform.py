@@ -57,7 +57,7 @@ class Transform(nn.Module):
         self.missing_tolerance = False
         self.__dict__["_container"] = None
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # the tensors of `in_keys`, by these names
         """The tensordict, transformed in place; or the tensors of `out_keys` for those of `in_keys`."""
         if len(args) == 1 and not kwargs and (is_tensor_collection(args[0]) or not self.in_keys):
             return self._call(args[0])
