@@ -79,7 +79,7 @@ def restoring(
         *restoring_settings(buffer, fields, where, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
-    if all(storage is not getattr(each, "storage", None) for each in beside):
+    if all(storage is not getattr(other, "storage", None) for other in beside):
         parts.insert(0, storage.checkpointer.restoring(storage, fields.any("storage"), source, options))
     return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, beside)])
 
@@ -95,7 +95,9 @@ def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
         "_storage": buffer.storage.state_dict(),
         "_sampler": buffer.sampler.state_dict(),
         "_writer": buffer.writer.state_dict(),
-        "_transforms": {key: each.clone() if isinstance(each, Tensor) else each for key, each in transforms.items()},
+        "_transforms": {
+            key: value.clone() if isinstance(value, Tensor) else value for key, value in transforms.items()
+        },
         "_batch_size": buffer.batch_size,
         "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),
         "_rng": None if generator is None else (generator.get_state(), str(generator.device)),

@@ -24,7 +24,7 @@ class MemberPart:
     def __post_init__(self) -> None:
         index: Any = self.info["index"]
         if not isinstance(index, Tensor):
-            columns = [as_tensor(each) for each in index] if isinstance(index, tuple) else None
+            columns = [as_tensor(column) for column in index] if isinstance(index, tuple) else None
             self.info = {**self.info, "index": as_tensor(index) if columns is None else torch.stack(columns, -1)}
 
     @property
@@ -52,7 +52,7 @@ class MemberPart:
             slots = slots.reshape(count, *(1 for _ in steps), *slots.shape[1:]).expand(*shape, *slots.shape[1:]).clone()
         if device is not None and device.type != "cpu":
             slots = slots.to(device)
-            info = {key: each.to(device) for key, each in info.items()}
+            info = {key: value.to(device) for key, value in info.items()}
         ids = torch.full(shape, self.place, device=slots.device)
         index = of_entries({"index": slots, "buffer_ids": ids}, shape, device)
         if entries is not None and not steps and all(type(key) is str for key in info):
@@ -66,8 +66,8 @@ class MemberPart:
         marked = []
         for number, item in enumerate(data.tensordicts):
             row = {key: value[number : number + 1] for key, value in self.info.items()}
-            [made] = MemberPart(self.place, item.unsqueeze(0), row).marked().unbind(0)
-            marked.append(made)
+            [part] = MemberPart(self.place, item.unsqueeze(0), row).marked().unbind(0)
+            marked.append(part)
         return lazy_stack(marked, 0)
 
 
@@ -118,7 +118,8 @@ def _numbered(items: TensorDictBase) -> Iterator[tuple[TensorDictBase, TensorDic
     if not isinstance(index, TensorDictBase) or not {"index", "buffer_ids"} <= set(index.keys()):
         raise KeyError('the sample has no "index" of an ensemble: pass one that came from sample(), with its index')
     count = items.batch_size[0]
-    slots, ids = index["index"], index["buffer_ids"]
+    slots = index["index"]
+    ids = index["buffer_ids"]
     rest = -1 if count else 1
     slots = slots.reshape(count, rest, slots.shape[ids.ndim :].numel())[:, 0]
     yield items, TensorDict({"index": slots, "buffer_ids": ids.reshape(count, rest)[:, 0]}, [count])

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.buffers.request import Part
+from interop.buffers.request import RequestPart
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.data import randomness
@@ -122,7 +122,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.end_key = _path("end_key", end_key)
         self.traj_key = checked_key("traj_key", traj_key)
         self.only_named_keys = bool(only_named_keys)
-        self._found: tuple[Any, _Entries] | None = None  # a layout and its entries
+        self._cached_entries: tuple[Any, _Entries] | None = None  # a layout and its entries
         super().__init__(
             sampler=sampler,
             storage=storage,
@@ -154,7 +154,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
         return super()._plan(batch_size, key)
@@ -165,8 +165,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         first = super()._revision(info, key)
         drawn = info["index"] if isinstance(info["index"], tuple) else (info["index"],)
         coordinates = [
-            (each.cpu().numpy() if isinstance(each, Tensor) else np.asarray(each)).astype(np.int64, copy=False)
-            for each in drawn
+            (column.cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)).astype(np.int64, copy=False)
+            for column in drawn
         ]
         lengths = self._sampler.slice_lengths()  # steps that are drawn together have one goal
         units = len(coordinates[0]) if lengths is None else len(lengths)
@@ -176,7 +176,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         ends = slice(count) if lengths is None else lengths[:count].cumsum() - 1
         entries = self._entries()
         shares = randomness.generator_of(key ^ np.uint32(_TAG)).random(count)
-        slots = self._goal_slots([each[ends] for each in coordinates], entries.episodes, shares)
+        slots = self._goal_slots([column[ends] for column in coordinates], entries.episodes, shares)
         goals = columns.read(
             self._storage, entries.reached, slots if lengths is None else slots.repeat(lengths[:count])
         )
@@ -217,10 +217,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         """Set the flags of relabelled transitions; truncated ones stay done."""
         keys = self._flags()
         done, terminated, truncated = (data.get(key)[:count] if key in entries.flags else None for key in keys)
-        held = done if terminated is None else terminated
-        if held is None:
+        flags = done if terminated is None else terminated
+        if flags is None:
             raise KeyError(f"reward_fn says what is terminal, but neither {keys[0]} nor {keys[1]} is stored")
-        now = _fitting("terminated", terminal, held)
+        now = _fitting("terminated", terminal, flags)
         if done is not None:
             if truncated is None:
                 truncated = torch.zeros_like(done) if terminated is None else done & ~terminated
@@ -234,9 +234,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     def _entries(self) -> "_Entries":
         """The entries that hindsight uses; cached for a layout. KeyError for missing ones."""
         layout = getattr(self._storage, "layout", None)
-        if self._found is None or layout is None or self._found[0] is not layout:
-            self._found = layout, self._find_entries()
-        return self._found[1]
+        if self._cached_entries is None or layout is None or self._cached_entries[0] is not layout:
+            self._cached_entries = layout, self._find_entries()
+        return self._cached_entries[1]
 
     def _find_entries(self) -> "_Entries":
         stored = partial(columns.has, self._storage)
@@ -248,8 +248,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         flags = [key for key in self._flags() if stored(key)]
         ends = list(dict.fromkeys((self.end_key, *self._flags()[1:])))
         episodes = StoredTrajectories(BoundaryKeys(TrajectoryKeys.chosen(self.traj_key, ends, self.only_named_keys)))
-        if self._found is not None and self._found[1].episodes.keys.keys == episodes.keys.keys:
-            episodes = self._found[1].episodes  # it knows the rows
+        if self._cached_entries is not None and self._cached_entries[1].episodes.keys.keys == episodes.keys.keys:
+            episodes = self._cached_entries[1].episodes  # it knows the rows
         try:
             BoundaryKeys(episodes.keys.keys).find(self._storage)
         except NoMarkersError:
@@ -268,8 +268,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                 )
         return _Entries(goals, reached, flags, episodes)
 
-    def _kept(self) -> dict[str, Any]:
-        return {**super()._kept(), "_found": None}
+    def _copied_attributes(self) -> dict[str, Any]:
+        return {**super()._copied_attributes(), "_cached_entries": None}
 
 
 class _Entries(NamedTuple):
@@ -295,21 +295,21 @@ def _path(name: str, key: object) -> tuple[str, ...]:
 
 def _put(data: TensorDictBase, key: tuple[str, ...], values: Tensor) -> None:
     """Set an entry of the first rows."""
-    held = data.get(key)
-    held[: values.shape[0]] = values.to(held.device)
-    if data.get(key) is not held:  # a copy, as of a lazy stack
-        data.set(key, held)
+    entry = data.get(key)
+    entry[: values.shape[0]] = values.to(entry.device)
+    if data.get(key) is not entry:  # a copy, as of a lazy stack
+        data.set(key, entry)
 
 
-def _fitting(name: str, value: Any, held: Tensor) -> Tensor:
+def _fitting(name: str, value: Any, stored: Tensor) -> Tensor:
     """A result of `reward_fn` in the shape and dtype of the stored entry. TypeError or ValueError if it does not fit."""
     if not isinstance(value, Tensor):
         raise TypeError(f"reward_fn must return {name} as a tensor, got {type(value).__name__}")
-    count = held.shape[0]
-    if value.shape not in (held.shape, (count,), (count, 1)) or value.numel() != held.numel():
+    count = stored.shape[0]
+    if value.shape not in (stored.shape, (count,), (count, 1)) or value.numel() != stored.numel():
         raise ValueError(
-            f"reward_fn returned {name} of shape {list(value.shape)} for {count} items of {list(held.shape)}"
+            f"reward_fn returned {name} of shape {list(value.shape)} for {count} items of {list(stored.shape)}"
         )
-    if not torch.can_cast(value.dtype, held.dtype):
-        raise TypeError(f"reward_fn returned {name} of {value.dtype}, stored are {held.dtype}")
-    return value.detach().to(held.device, held.dtype).reshape(held.shape)
+    if not torch.can_cast(value.dtype, stored.dtype):
+        raise TypeError(f"reward_fn returned {name} of {value.dtype}, stored are {stored.dtype}")
+    return value.detach().to(stored.device, stored.dtype).reshape(stored.shape)

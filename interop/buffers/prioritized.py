@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey
 
-from interop.buffers.components import made
+from interop.buffers.components import made_component
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
@@ -146,7 +146,9 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         priority_key: NestedKey | None = "td_error",
     ) -> None:
         self._workers_only_write = not sync
-        made_storage: Storage = made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
+        made_storage: Storage = made_component(
+            "storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable)
+        )
         sampler = PrioritizedSampler(
             _capacity(made_storage), alpha, beta, eps, reduction=reduction, device=sampler_device
         )

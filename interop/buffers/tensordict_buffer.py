@@ -217,7 +217,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if isinstance(priority, list):
             if len(priority) != rows:
                 raise RuntimeError(f"there are priorities of {len(priority)} items for {rows} items")
-            return torch.cat([self._reduced(_numbers(each).reshape(1, -1), 1) for each in priority])
+            return torch.cat([self._reduced(_numbers(value).reshape(1, -1), 1) for value in priority])
         _numbers(priority)
         if priority.shape == (rows,):
             return priority
@@ -250,16 +250,16 @@ def _entry(data: Any, key: NestedKey) -> Any:
     """The entry under a key, or None. For plain tensordicts in a tenth of the time of `get`."""
     entries = entries_of(data) if type(key) is str else None
     if entries is not None:
-        found = entries.get(key)
-        if found is None or type(found) is Tensor:
-            return found
+        entry = entries.get(key)
+        if entry is None or type(entry) is Tensor:
+            return entry
     return entry_at(data, key) if isinstance(data, TensorDictBase) else None
 
 
 def _numbers(priority: Any) -> Tensor:
     if not isinstance(priority, Tensor) or priority.dtype == torch.bool or priority.is_complex():
-        found = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
-        raise TypeError(f"priorities must be real numbers, got {found}")
+        came = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
+        raise TypeError(f"priorities must be real numbers, got {came}")
     return priority
 
 
@@ -273,12 +273,12 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     fields = is_tensorclass(data)
     if not isinstance(data, TensorDictBase) and not fields:
         raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
-    known = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
+    entries = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
     locked = data.is_locked
     if locked:
         data.unlock_()
     for key, value in info.items():
-        if key not in known:
+        if key not in entries:
             continue
         if isinstance(value, tuple):
             value = torch.stack(value, -1)

@@ -78,7 +78,7 @@ class PromptGroupSampler(DrawingSampler):
         self._groups = Groups(self._size, self._most)
         self._pending = _NONE  # slots of written rows whose ids were not read yet
         self._edits: int | None = None  # version of the ring whose edits were read; None to read all rows
-        self._kept: KeptUses | None = None
+        self._file: KeptUses | None = None
         self._words: np.ndarray | None = None  # of an earlier process, before the ids were read
         self.ran_out = False
 
@@ -193,20 +193,20 @@ class PromptGroupSampler(DrawingSampler):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the groups in the file of the storage; start from those of an earlier process at the next draw or write."""
-        if self._most is None or (self._kept is not None and storage.priorities is self._kept):
+        if self._most is None or (self._file is not None and storage.priorities is self._file):
             return
-        kept = storage.kept_uses()
-        if kept is None or kept is self._kept:
+        uses = storage.kept_uses()
+        if uses is None or uses is self._file:
             return
-        self._kept = kept
-        if kept.bind(self) and self._edits is None and len(storage):
-            self._words = kept.read(len(storage))
+        self._file = uses
+        if uses.bind(self) and self._edits is None and len(storage):
+            self._words = uses.read(len(storage))
         else:
             self._keep_changes(every=True)
 
     def _keep_changes(self, every: bool = False) -> None:
-        if self._kept is not None:
-            (self._kept.give_all if every else self._kept.give)(self, *self._groups.changes(every))
+        if self._file is not None:
+            (self._file.give_all if every else self._file.give)(self, *self._groups.changes(every))
 
     def _try_sync(self, storage: Storage) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
@@ -228,11 +228,11 @@ class PromptGroupSampler(DrawingSampler):
         if self._words is not None:
             self._recall(storage, self._words)
         groups = self._groups
-        known = self._groups.undoable
+        undoable = self._groups.undoable
         try:
             self._read_ids(storage)
         except BaseException:
-            groups.undo(known)
+            groups.undo(undoable)
             raise
 
     def _read_ids(self, storage: Storage) -> None:
@@ -245,8 +245,8 @@ class PromptGroupSampler(DrawingSampler):
             ids = ids_of(storage, self._key, np.concatenate((places, pending)))
             slots = places.tolist()
             changed = ids[: places.size]
-            others = self._groups.others(slots, changed)
-            self._groups.write([slots[at] for at in others], [changed[at] for at in others])
+            differing = self._groups.differing(slots, changed)
+            self._groups.write([slots[at] for at in differing], [changed[at] for at in differing])
             self._groups.write(pending.tolist(), ids[places.size :])
         self._edits, self._pending = edits, _NONE  # one statement: no interrupt forgets rows that were not read
         self._keep_changes()
@@ -314,7 +314,7 @@ class PromptGroupSampler(DrawingSampler):
         return put
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": None}
+        return {**super().__getstate__(), "_file": None}
 
     def __repr__(self) -> str:
         return (
@@ -332,18 +332,18 @@ _ONE_PROCESS = (
 def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[Id]:
     """The ids of items at flat slots. KeyError where they are not stored; TypeError or ValueError for other values."""
     try:
-        found = columns.read(storage, key, slots)
+        column = columns.read(storage, key, slots)
     except (KeyError, TypeError):  # it is not stored, or not as a tensor
         with contextlib.suppress(KeyError, TypeError):
             if (texts := columns.texts(storage, key, slots)) is not None:
                 return list[Id](texts)
         raise
-    if found.is_floating_point():  # whole floats, as columns that have passed through another library
-        as_integers = found.double().to(torch.int64)
-        found = as_integers if bool((as_integers == found.double()).all()) else found
-    if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
-        raise TypeError(f"group ids must be integers or texts, {key!r} holds {found.dtype}")
-    if found.numel() != slots.size:
-        raise ValueError(f"{key!r} must have one value an item, it has the shape {list(found.shape[1:])}")
-    ids: list[Id] = found.reshape(-1).tolist()
+    if column.is_floating_point():  # whole floats, as columns that have passed through another library
+        as_integers = column.double().to(torch.int64)
+        column = as_integers if bool((as_integers == column.double()).all()) else column
+    if column.dtype == torch.bool or column.is_floating_point() or column.is_complex():
+        raise TypeError(f"group ids must be integers or texts, {key!r} holds {column.dtype}")
+    if column.numel() != slots.size:
+        raise ValueError(f"{key!r} must have one value an item, it has the shape {list(column.shape[1:])}")
+    ids: list[Id] = column.reshape(-1).tolist()
     return ids

@@ -61,7 +61,7 @@ class StoredTrajectories:
             self._now = storage.ring.cursor if filled == capacity else 0
             self.index = Trajectories(capacity, lanes, self._now)
             self._capacity = capacity
-            self._markers = Markers.empty(0, lanes, len(self.keys.found.ids))
+            self._markers = Markers.empty(0, lanes, len(self.keys.stored_keys.ids))
             self._recent = RecentItems()
             self._layout = layout
             self._read(storage, filled, True)
@@ -84,19 +84,19 @@ class StoredTrajectories:
     def _only_continued(self, storage: Storage, count: int) -> bool:
         """Whether `count` rows behind the newest known one were written, and no marker of another row has changed."""
         ring = storage.ring
-        known = self._counts[2]
+        version = self._counts[2]
         if count >= self._capacity or (count and (self._now + count - ring.cursor) % self._capacity):
             return False
-        edited = [] if ring.version == known else ring.since(known)
+        edited = [] if ring.version == version else ring.since(version)
         return edited is not None and all(self._has_markers(storage, rows, count) for rows in edited)
 
     def _has_the_same_keys(self, storage: Storage) -> bool:
         """Whether the entries that mark trajectories are those of the last update. Items of a list may differ."""
         if storage.item_layout is not None:
             return True
-        before = self.keys.found
+        before = self.keys.stored_keys
         self.keys.find(storage)
-        return self.keys.found == before
+        return self.keys.stored_keys == before
 
     def _has_markers(self, storage: Storage, rows: Any, count: int = 0) -> bool:
         """Whether the known rows among these, without the next `count` ones, have the markers that were read."""
@@ -107,9 +107,9 @@ class StoredTrajectories:
 
     def _is_as_read(self, storage: Storage) -> bool:
         """Whether the markers of all rows are unchanged. O(all rows)."""
-        before = self._filled, self.keys.found
+        before = self._filled, self.keys.stored_keys
         self.keys.find(storage)
-        return (storage.filled_rows, self.keys.found) == before and self._has_markers(storage, slice(None))
+        return (storage.filled_rows, self.keys.stored_keys) == before and self._has_markers(storage, slice(None))
 
     def _read(self, storage: Storage, count: int, first: bool) -> None:
         """Enter the next `count` rows; `first` says that these are all rows."""
@@ -119,38 +119,38 @@ class StoredTrajectories:
         start = now % capacity
         stop = now % capacity + count
         rows = slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
-        found = self.keys.read(storage, rows, lanes)
-        if (known := len(self._markers.flags)) < (need := min(stop, capacity)):
-            self._markers = self._markers.resized(min(max(need, 2 * known), capacity))
+        new_markers = self.keys.read(storage, rows, lanes)
+        if (size := len(self._markers.flags)) < (need := min(stop, capacity)):
+            self._markers = self._markers.resized(min(max(need, 2 * size), capacity))
         if first:
-            starts = markers.starts(found)
+            starts = markers.starts(new_markers)
             starts[self._breaks(storage)] = True
         else:
             before = (start - 1) % capacity
-            starts = markers.starts(found, self._markers.at(slice(before, before + 1)))
-        self._markers.put(rows, found)
+            starts = markers.starts(new_markers, self._markers.at(slice(before, before + 1)))
+        self._markers.put(rows, new_markers)
         self._now = now + count
         self.version += 1
         interleaved = self.index.is_interleaved
-        if self.keys.found.ids and storage.ndim == 1 and not interleaved:
-            interleaved = self._recent.interleave(found, int(np.count_nonzero(starts)))
+        if self.keys.stored_keys.ids and storage.ndim == 1 and not interleaved:
+            interleaved = self._recent.interleave(new_markers, int(np.count_nonzero(starts)))
         if not interleaved:
             self.index.written(starts)
             return
         rows = np.arange(self._now - self._filled, self._now) % capacity
-        held = self._markers.at(rows)
+        all_markers = self._markers.at(rows)
         breaks = self._breaks(storage)
-        last = markers.previous(held, breaks)
+        last = markers.previous(all_markers, breaks)
         if ((last >= 0) & (last < np.arange(-1, len(last) - 1))).any():
-            self.index = Trajectories.interleaved(rows, held, last)
+            self.index = Trajectories.interleaved(rows, all_markers, last)
             return
         # The interleaved rows were overwritten.
-        starts = markers.starts(held)
+        starts = markers.starts(all_markers)
         starts[breaks] = True
         self.index = Trajectories(capacity, 1, self._now - self._filled)
         self.index.written(starts)
         self._recent = RecentItems()
-        self._recent.interleave(held, int(np.count_nonzero(starts)))
+        self._recent.interleave(all_markers, int(np.count_nonzero(starts)))
 
     def _breaks(self, storage: Storage) -> np.ndarray:
         """The stored rows, counted from the oldest, that do not continue the row before them."""
@@ -172,12 +172,12 @@ class GivenTrajectories:
     version = 1
 
     def __init__(self, ends: Any, trajectories: Any) -> None:
-        given = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
-        if (ends is not None and trajectories is not None) or given.ndim != 1 or not given.numel():
-            raise RuntimeError(f"give one of ends and trajectories, of shape [items], got shape {list(given.shape)}")
-        if given.is_complex() or (ends is not None and given.dtype != torch.bool):
-            raise TypeError(f"ends must be bool and trajectories integers, got {given.dtype}")
-        values = (given.double() if given.is_floating_point() else given).numpy()
+        column = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
+        if (ends is not None and trajectories is not None) or column.ndim != 1 or not column.numel():
+            raise RuntimeError(f"give one of ends and trajectories, of shape [items], got shape {list(column.shape)}")
+        if column.is_complex() or (ends is not None and column.dtype != torch.bool):
+            raise TypeError(f"ends must be bool and trajectories integers, got {column.dtype}")
+        values = (column.double() if column.is_floating_point() else column).numpy()
         last = values if ends is not None else values != np.roll(values, -1)
         start = int(last.nonzero()[0][-1] + 1) % len(last) if last.any() else 0
         self.index = Trajectories(len(last), 1, start)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.drawing import DrawingSampler, names_slots, stored
 from interop.samplers.reservation import Reservation
 from interop.samplers.sampler import host_share
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.storages import Storage
 
 
@@ -75,13 +75,13 @@ class SamplerWithoutReplacement(DrawingSampler):
         state = self._epoch.state()
         return state.length, state.left()
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
-        return self._in_epochs(Share(len(storage), float(len(storage))))
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
+        return self._in_epochs(ShardContents(len(storage), float(len(storage))))
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         return [host_share("order", 2 * 4 * capacity)] if self.shuffle else []  # it may have doubled
 
-    def _in_epochs(self, share: Share, version: int = 0) -> Share:
+    def _in_epochs(self, share: ShardContents, version: int = 0) -> ShardContents:
         own: dict[str, Any] = {"in_epochs": True, "drop_last": self.drop_last, "shuffle": self.shuffle}
         return dataclasses.replace(share, **own, version=version)
 

@@ -191,8 +191,8 @@ class RoundRobinWriter(Writer):
     def _set_last(self, index: Tensor, data: Any, capacity: int) -> None:
         """Write the last rows of a batch larger than the capacity, in the order of slots, so that lists can grow."""
         order = index[-capacity:].argsort() + len(index) - capacity
-        kept = [data[k] for k in order] if isinstance(data, list) else each_leaf(data, lambda leaf: leaf[order])
-        self._storage.set(index[order], kept)
+        last_rows = [data[k] for k in order] if isinstance(data, list) else each_leaf(data, lambda leaf: leaf[order])
+        self._storage.set(index[order], last_rows)
         self._ring.renewed((int(index[-1]) + 1) % capacity)
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
@@ -232,17 +232,17 @@ class RoundRobinWriter(Writer):
         cursor = self._fitting(entries, entries.whole("_cursor"))
         tracked = "_generation" in entries
         storage = getattr(self, "_storage", None)
-        kept = None
+        writes = None
         if tracked and entries.any("_generation") is not None and storage is not None:
-            kept = integers(entries, "_generation", None, 0, 2**62)
+            writes = integers(entries, "_generation", None, 0, 2**62)
         if tracked != self.tracks_generations and options.strict:
             entries.refuse(f"track_generations is {tracked} there and {self.tracks_generations} here")
         counted = None if storage is None else storage.generations
         put_generations: Any = None
-        if counted is not None or (kept is not None and self.tracks_generations):
+        if counted is not None or (writes is not None and self.tracks_generations):
             assert storage is not None
             counted = Generations(storage) if counted is None else counted
-            put_generations = counted.loading(kept, storage)
+            put_generations = counted.loading(writes, storage)
 
         def put() -> None:
             self._ring.cursor = cursor
@@ -262,8 +262,8 @@ class RoundRobinWriter(Writer):
         filled = ring.whole("filled")
         if filled > capacity or cursor >= capacity:
             raise entries.wrong("_cursor", f"a row of {capacity}", cursor)
-        known = _ring(self._storage) if hasattr(self, "_storage") else None
-        here = capacity if known is None else known["capacity"]
+        own_ring = _ring(self._storage) if hasattr(self, "_storage") else None
+        here = capacity if own_ring is None else own_ring["capacity"]
         if here == capacity:
             return cursor
         if cursor != filled % capacity or filled > here:
