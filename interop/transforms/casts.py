@@ -38,8 +38,8 @@ class DTypeCastTransform(TensorTransform):
         for name, dtype in (("dtype_in", dtype_in), ("dtype_out", dtype_out)):
             if not isinstance(dtype, torch.dtype):
                 raise TypeError(f"{name} must be a torch.dtype, got {dtype!r}")
-        for name, keys, others in (("", in_keys, out_keys), ("_inv", in_keys_inv, out_keys_inv)):
-            if keys is None and others is not None:
+        for name, keys, paired_keys in (("", in_keys, out_keys), ("_inv", in_keys_inv, out_keys_inv)):
+            if keys is None and paired_keys is not None:
                 raise ValueError(
                     f"out_keys{name} without in_keys{name}: the order of entries found is not known before"
                 )

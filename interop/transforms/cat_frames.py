@@ -195,11 +195,11 @@ class CatFrames(Transform):
                     f"CatFrames: {key!r} has frames of shape {shape}, which has no dim {self.dim}: unsqueeze them"
                 )
         windows = self._windows(data)
-        made: list[tuple[NestedKey, Tensor]] = []
+        stacks: list[tuple[NestedKey, Tensor]] = []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if key in frames:
-                made.append((out_key, self._stack(key, frames[key], frames.get(before_key(key)), *windows)))
-        put("CatFrames", data, made)
+                stacks.append((out_key, self._stack(key, frames[key], frames.get(before_key(key)), *windows)))
+        put("CatFrames", data, stacks)
         return data
 
     def _stack(
@@ -250,9 +250,9 @@ class CatFrames(Transform):
         begins[..., :1] = True
         place = torch.arange(shape[time], device=device)
         bound = place.where(begins, 0).cummax(-1).values.unsqueeze(-1)
-        wanted = place.unsqueeze(-1) + torch.arange(1 - count, 1, device=device)
-        outside, earlier = ((wanted < each).movedim(-2, time) for each in (bound, bound - 1))
-        places = torch.maximum(wanted, bound)  # in the order of `steps`, time last but one
+        positions = place.unsqueeze(-1) + torch.arange(1 - count, 1, device=device)
+        outside, earlier = ((positions < least).movedim(-2, time) for least in (bound, bound - 1))
+        places = torch.maximum(positions, bound)  # in the order of `steps`, time last but one
         if steps.order is not None:
             order = steps.order.movedim(time, -1).unsqueeze(-1)
             places = order.expand(*order.shape[:-1], count).take_along_dim(places, -2)

@@ -156,8 +156,8 @@ class CenterCrop(ImageTransform):
     def _apply_transform(self, observation: Tensor) -> Tensor:
         # Half a pixel too many goes to the even place, and half a pixel too few to the front.
         top, left = (
-            round((size - wanted) / 2) if size >= wanted else -((wanted - size) // 2)
-            for size, wanted in zip(self._check(observation).shape[-2:], (self.w, self.h), strict=True)
+            round((size - target) / 2) if size >= target else -((target - size) // 2)
+            for size, target in zip(self._check(observation).shape[-2:], (self.w, self.h), strict=True)
         )
         return _window(observation, top, left, self.w, self.h)
 
@@ -204,8 +204,8 @@ def _resized(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     wide = torch.float64 if not images.is_floating_point() and images.dtype.itemsize > 2 else torch.float32
     resized = functional.interpolate(images.to(wide), size=size, mode=mode, antialias=antialias)
     if not images.is_floating_point() and images.dtype != torch.bool:
-        held = torch.iinfo(images.dtype)
-        resized = resized.round_().clamp_(held.min, held.max)
+        integers = torch.iinfo(images.dtype)
+        resized = resized.round_().clamp_(integers.min, integers.max)
     return resized.to(images.dtype)
 
 

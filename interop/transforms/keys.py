@@ -57,10 +57,12 @@ class RenameTransform(Transform):
     def _renamed(self, data: TensorDictBase, old: Sequence[NestedKey], new: Sequence[NestedKey]) -> TensorDictBase:
         expect_tensordict("RenameTransform", data)
         values = [self._get(data, key) for key in old]
-        found = [(key, name, value) for key, name, value in zip(old, new, values, strict=True) if value is not None]
+        present = [(key, name, value) for key, name, value in zip(old, new, values, strict=True) if value is not None]
         twice = self.create_copy  # a tensordict would be one under two names
-        made = [(name, value.copy() if twice and is_tensor_collection(value) else value) for _, name, value in found]
-        put("RenameTransform", data, made, gone=() if twice else [key for key, _, _ in found])
+        renamed = [
+            (name, value.copy() if twice and is_tensor_collection(value) else value) for _, name, value in present
+        ]
+        put("RenameTransform", data, renamed, gone=() if twice else [key for key, _, _ in present])
         return data
 
 
@@ -89,8 +91,8 @@ class SelectTransform(Transform):
 
     def _selected(self, data: TensorDictBase, *dones: str) -> TensorDictBase:
         expect_tensordict("SelectTransform", data)
-        kept = [*self.selected_keys, *(["reward"] if self.keep_reward_keys else ())]
-        return data.select(*kept, *(dones if self.keep_done_keys else ()), strict=False, inplace=True)
+        selected = [*self.selected_keys, *(["reward"] if self.keep_reward_keys else ())]
+        return data.select(*selected, *(dones if self.keep_done_keys else ()), strict=False, inplace=True)
 
     def __repr__(self) -> str:
         return f"SelectTransform(keys={self.selected_keys})"
@@ -154,11 +156,11 @@ class Joining(Transform):
                 f"{name}: {', '.join(absent)} not found in tensordict: it needs {list(parts)}, there are {known_keys(data)}"
             )
         try:
-            made = join(list(parts.values()))
+            joined = join(list(parts.values()))
         except (RuntimeError, IndexError) as error:
             shapes = ", ".join(f"{key!r} {list(part.shape)}" for key, part in parts.items())
             raise ValueError(f"{name}: {shapes} do not fit along dim {self.dim}: {error}") from error
-        put(name, data, [(self.out_keys[0], made)], gone=self.in_keys if self.del_keys else ())
+        put(name, data, [(self.out_keys[0], joined)], gone=self.in_keys if self.del_keys else ())
         return data
 
 
@@ -274,7 +276,7 @@ def _one(name: str, key: Any) -> NestedKey:
 
 
 def _different(name: str, keys: Any) -> list[NestedKey]:
-    found = as_keys(name, keys)
-    if not found or len(set(found)) < len(found):
+    different = as_keys(name, keys)
+    if not different or len(set(different)) < len(different):
         raise ValueError(f"{name} must be different keys, at least one, got {keys!r}")
-    return found
+    return different

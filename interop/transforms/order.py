@@ -103,7 +103,7 @@ class Order:
         elif time >= dims:
             return None
         if self._runs is not None:
-            number, step = (each.reshape(batch_size[:dims]).movedim(time, -1) for each in self._runs)
+            number, step = (run_part.reshape(batch_size[:dims]).movedim(time, -1) for run_part in self._runs)
             return (number[..., 1:] == number[..., :-1]) & (step[..., 1:] - step[..., :-1] == 1)
         lanes = shape[1:].numel()
         slots = slots.movedim(time, -1)
@@ -119,10 +119,10 @@ class Order:
         if self._info is not None and not isinstance(self._index, tuple):
             return self._index
         if self._info is not None:
-            found = self._index[0]
-            for size, each in zip(shape[1:], self._index[1:], strict=True):
-                found = found * size + each
-            return found
+            slots = self._index[0]
+            for size, coordinate in zip(shape[1:], self._index[1:], strict=True):
+                slots = slots * size + coordinate
+            return slots
         grid = torch.arange(shape.numel(), device="cpu").reshape(shape)
         return grid.transpose(0, self._dim_extend)[self._index]
 
@@ -154,8 +154,8 @@ def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tenso
 
 def _windows(info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
     """The window of each item, int64 [count], and its step there; None without windows. Padding is no part of one."""
-    found = [info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask")]
-    flat = (each.reshape(-1) if isinstance(each, Tensor) and each.numel() == count else None for each in found)
+    entries = [info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask")]
+    flat = (entry.reshape(-1) if isinstance(entry, Tensor) and entry.numel() == count else None for entry in entries)
     number, step, valid = flat
     if number is None or step is None or valid is None:
         return None
@@ -191,9 +191,9 @@ def breaks_in_buffer(marks: StepMarks) -> np.ndarray | None:
     follows = follows_in_buffer(marks.batch, marks.time)
     if follows is None:
         return None
-    found = np.zeros((marks.lanes, marks.batch[marks.time]), np.bool_)
-    found[:, 1:] = ~follows.reshape(marks.lanes, -1).numpy()
-    return found
+    breaks = np.zeros((marks.lanes, marks.batch[marks.time]), np.bool_)
+    breaks[:, 1:] = ~follows.reshape(marks.lanes, -1).numpy()
+    return breaks
 
 
 def refuse_several(name: str, batch_size: torch.Size, time: int) -> None:

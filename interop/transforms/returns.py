@@ -106,14 +106,14 @@ class MultiStepTransform(Transform):
         new = rollout(self, tensordict)
         keys = RolloutKeys.of(self)
         n = self._n_steps
-        found, self._waiting = self._waiting.followed_by(new, keys, self._gamma, n)
-        return found
+        transitions, self._waiting = self._waiting.followed_by(new, keys, self._gamma, n)
+        return transitions
 
     def flush(self) -> TensorDictBase | None:
         """The transitions of the waiting frames as the end of the stream; None if no frames wait. None wait afterwards."""
-        found = self._waiting.as_end(RolloutKeys.of(self), self._gamma, self._n_steps)
+        transitions = self._waiting.as_end(RolloutKeys.of(self), self._gamma, self._n_steps)
         self._waiting = WaitingFrames()
-        return found
+        return transitions
 
     def snapshot(self) -> Any:
         return self._waiting
@@ -176,9 +176,9 @@ class Reward2GoTransform(Transform):
         traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
-        found = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
-        stored = found if out_keys is None else as_keys("out_keys", out_keys)
-        super().__init__(found, stored, in_keys_inv=stored, out_keys_inv=found)
+        keys = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
+        stored = keys if out_keys is None else as_keys("out_keys", out_keys)
+        super().__init__(keys, stored, in_keys_inv=stored, out_keys_inv=keys)
         self.done_key = done_key
         self.traj_key = checked_key("traj_key", traj_key)
         self.only_named_keys = bool(only_named_keys)
@@ -213,8 +213,8 @@ class Reward2GoTransform(Transform):
                     f"{source!r} is {list(reward.shape)} and the flags of ends are {list(ends.shape)}: one for each, or for "
                     "each step, is needed"
                 )
-            found = returns.returns_to_go(steps.arranged(reward), ends, float(self.gamma), time)
-            tensordict.set(stored, steps.restored(found))
+            rewards_to_go = returns.returns_to_go(steps.arranged(reward), ends, float(self.gamma), time)
+            tensordict.set(stored, steps.restored(rewards_to_go))
         return tensordict
 
     def _refuse_endless(self, steps: SideBySide, done: Tensor, path: tuple[Any, ...]) -> None:
@@ -274,9 +274,9 @@ class RewardSum(Transform):
         traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
-        found = as_keys("in_keys", "reward" if in_keys is None else in_keys)
-        beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in found]
-        super().__init__(found, beside if out_keys is None else out_keys)
+        keys = as_keys("in_keys", "reward" if in_keys is None else in_keys)
+        beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in keys]
+        super().__init__(keys, beside if out_keys is None else out_keys)
         self.time_dim = time_dim
         self.traj_key = checked_key("traj_key", traj_key)
         self.only_named_keys = bool(only_named_keys)
@@ -323,7 +323,7 @@ def _done(data: TensorDictBase, key: NestedKey) -> Tensor | None:
     is_after = path[0] == "next"
     around = path[1:-1] if is_after else path[:-1]
     places = [around[:depth] for depth in range(len(around), -1, -1)]
-    for place in [*(("next", *each) for each in places), *(() if is_after else places)]:
+    for place in [*(("next", *done_path) for done_path in places), *(() if is_after else places)]:
         done = _flag(data, place)
         if done is not None:
             return done

@@ -195,7 +195,7 @@ class ExpandAs(TensorTransform):
         def expanded(value: Tensor) -> Tensor:
             return value.reshape(*value.shape, *(1 for _ in like.shape[value.ndim :])).expand(like.shape)
 
-        return self._each(next_tensordict, self.in_keys, self.out_keys, expanded)
+        return self._for_each_entry(next_tensordict, self.in_keys, self.out_keys, expanded)
 
 
 class FlattenTensorDict(Transform):
@@ -223,9 +223,9 @@ class FlattenTensorDict(Transform):
 
 def as_dim(name: str, dim: Any, positive: bool = False, error: type[Exception] = ValueError) -> int:
     """A dim as an int, negative unless `positive` ones are allowed."""
-    found = whole(name, dim, least=-(2**31))
-    if found >= 0 and not positive:
+    integer = whole(name, dim, least=-(2**31))
+    if integer >= 0 and not positive:
         raise error(
             f"{name} must be negative, so that data of all batch sizes fits, got {dim}: allow_positive_dim=True takes it"
         )
-    return found
+    return integer

@@ -69,7 +69,7 @@ class Transform(nn.Module):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Transform a tensordict: the data of a buffer, or the result of a step of an environment."""
-        return self._each(next_tensordict, self.in_keys, self.out_keys, self._apply_transform)
+        return self._for_each_entry(next_tensordict, self.in_keys, self.out_keys, self._apply_transform)
 
     def _apply_transform(self, obs: Any) -> Any:
         """One transformed tensor."""
@@ -86,7 +86,7 @@ class Transform(nn.Module):
         """Transform each of `out_keys_inv` into the one of `in_keys_inv`, in place."""
         if not self.in_keys_inv:
             return tensordict
-        return self._each(tensordict, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
+        return self._for_each_entry(tensordict, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
 
     def _inv_apply_transform(self, state: Any) -> Any:
         """One tensor to store."""
@@ -118,7 +118,7 @@ class Transform(nn.Module):
     def forget(self) -> None:
         """Drop data that waits to be stored: the buffer was emptied."""
 
-    def _each(
+    def _for_each_entry(
         self,
         data: Any,
         sources: Sequence[NestedKey],
@@ -159,9 +159,9 @@ class Transform(nn.Module):
     def container(self) -> Any:
         """The buffer, or else the outermost chain, that it is part of; or None."""
         reference = self.__dict__["_container"]
-        held = None if reference is None else reference()
-        outer = held.container if isinstance(held, Transform) else None
-        return held if outer is None else outer
+        owner = None if reference is None else reference()
+        outer = owner.container if isinstance(owner, Transform) else None
+        return owner if outer is None else outer
 
     @property
     def parent(self) -> None:
@@ -171,10 +171,10 @@ class Transform(nn.Module):
     def set_container(self, container: Any) -> None:
         """Make this part of a chain or buffer. ValueError if it `keeps` state and is part of another one."""
         reference = self.__dict__["_container"]
-        held = None if reference is None else reference()
-        if self.keeps and container is not None and held is not None and held is not container:
+        owner = None if reference is None else reference()
+        if self.keeps and container is not None and owner is not None and owner is not container:
             raise ValueError(
-                f"{type(self).__name__} keeps state between writes and is part of a {type(held).__name__} already: give "
+                f"{type(self).__name__} keeps state between writes and is part of a {type(owner).__name__} already: give "
                 "each buffer a clone() of its own"
             )
         self.__dict__["_container"] = None if container is None else weakref.ref(container)
@@ -185,11 +185,11 @@ class Transform(nn.Module):
 
     def clone(self) -> Self:
         """A copy that is part of nothing. Tensors are shared."""
-        made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__, _container=None)
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, _container=None)
         for name in ("_parameters", "_buffers", "_modules"):
-            made.__dict__[name] = copy.copy(self.__dict__[name])
-        return made
+            twin.__dict__[name] = copy.copy(self.__dict__[name])
+        return twin
 
     def __copy__(self) -> Self:
         return self.clone()
@@ -237,14 +237,14 @@ class TensorTransform(Transform):
             needed = f"{least} dims are needed behind {data.batch_dims} batch dims"
             raise ValueError(f"{self._at(key, value)}: {needed}")
         try:
-            made = function(value)
+            result = function(value)
         except _NAMED as error:
             if type(error) not in _NAMED:
                 raise
             raise type(error)(f"{self._at(key, value)}: {error}") from error
-        if self.keeps_shape and made.shape != value.shape:
-            raise ValueError(f"{self._at(key, value)}: the result would be of shape {list(made.shape)}")
-        return made
+        if self.keeps_shape and result.shape != value.shape:
+            raise ValueError(f"{self._at(key, value)}: the result would be of shape {list(result.shape)}")
+        return result
 
     def _at(self, key: NestedKey, value: Tensor) -> str:
         return f"{type(self).__name__}: {key!r} of shape {list(value.shape)}"
@@ -261,10 +261,10 @@ def as_keys(name: str, keys: Any) -> list[NestedKey]:
     """A list of keys. A string or a tuple is one key, None is none."""
     if keys is None:
         return []
-    found = [keys] if isinstance(keys, str | tuple) else keys
-    if not isinstance(found, Iterable) or not all(map(_is_key, found := list(found))):
+    key_list = [keys] if isinstance(keys, str | tuple) else keys
+    if not isinstance(key_list, Iterable) or not all(map(_is_key, key_list := list(key_list))):
         raise TypeError(f"{name} must be a key or a list of keys (strings, or tuples of them), got {keys!r}")
-    return [unravel_key(key) for key in found]
+    return [unravel_key(key) for key in key_list]
 
 
 def as_key(name: str, key: Any) -> NestedKey:
@@ -347,8 +347,8 @@ def tensors(data: TensorDictBase, path: tuple[str, ...] = ()) -> Iterator[tuple[
     A lazy stack gives those of each element, which may differ in shape and in keys.
     """
     if isinstance(data, LazyStackedTensorDict):
-        for each in data.tensordicts:
-            yield from tensors(each, path)
+        for item in data.tensordicts:
+            yield from tensors(item, path)
         return
     for name, value in list(data.items()):
         if isinstance(value, Tensor):

@@ -56,17 +56,18 @@ class WaitingFrames:
         if rows is None or (is_plain and _is_plain(rows, n)):
             count = max(total - n, 0)
             order = steps.side_by_side()
-            made = steps.transitions(order, gamma, n, count, copy=count < n)  # few rows share no memory with many
+            # Few rows share no memory with many.
+            transitions = steps.transitions(order, gamma, n, count, copy=count < n)
             after = WaitingFrames(_from(frames, count, waiting is None or new.shape[time] > n))
         else:
             stored = None if self.stored is None else self.stored.reshape(-1, self.stored.shape[-1]).numpy()
             plan = _Plan.of(rows, n, stored, self.interleaved)
             count = plan.chosen.shape[1]
             chosen = torch.from_numpy(plan.chosen).reshape(*frames.shape[:time], count).to(steps.device)
-            made = steps.transitions(steps.side_by_side(), gamma, n, chosen)
+            transitions = steps.transitions(steps.side_by_side(), gamma, n, chosen)
             left = torch.from_numpy(plan.stored[:, plan.first :]).reshape(*frames.shape[:time], -1)
             after = WaitingFrames(_from(frames, plan.first, True), left if left.any() else None, plan.interleaved)
-        return (made if count else None), after
+        return (transitions if count else None), after
 
     def as_end(self, keys: RolloutKeys, gamma: float, n: int) -> TensorDictBase | None:
         """The transitions of the frames that wait, as the end of the stream; None for none."""
@@ -78,10 +79,10 @@ class WaitingFrames:
         chosen = frames.shape[-1]
         if stored is None:
             return steps.transitions(steps.side_by_side(), gamma, n, chosen)
-        each = int((~stored).sum()) // max(stored.shape[:-1].numel(), 1)  # the same in all lanes
-        if not each:
+        waiting_steps = int((~stored).sum()) // max(stored.shape[:-1].numel(), 1)  # the same in all lanes
+        if not waiting_steps:
             return None
-        places = (~stored).nonzero()[:, -1].reshape(*stored.shape[:-1], each)
+        places = (~stored).nonzero()[:, -1].reshape(*stored.shape[:-1], waiting_steps)
         return steps.transitions(steps.side_by_side(), gamma, n, places.to(steps.device))
 
     def as_plain(self) -> dict[str, Any]:
@@ -161,11 +162,11 @@ def _complete(rows: Markers, last: np.ndarray, n: int) -> tuple[np.ndarray, np.n
     places = np.arange(total)
     stop = stops[stops.searchsorted(places)]  # of the trajectory of each place
     closed = np.minimum(markers.closings(rows), places + _FURTHEST)
-    found = np.empty(total, np.int64)
-    found[order] = np.where(stop - places >= n - 1, order[np.minimum(places + n - 1, stop)], closed[order[stop]])
+    last_rows = np.empty(total, np.int64)
+    last_rows[order] = np.where(stop - places >= n - 1, order[np.minimum(places + n - 1, stop)], closed[order[stop]])
     is_open = np.zeros(total, np.bool_)
     is_open[order[stops]] = closed[order[stops]] >= total
-    return found, is_open
+    return last_rows, is_open
 
 
 def _rows(steps: RolloutSteps) -> Markers:
@@ -194,12 +195,12 @@ def _from(frames: TensorDictBase, first: int, copy: bool) -> TensorDictBase:
     if not first and not copy:
         return frames
 
-    def made(_: Any, leaf: Tensor) -> Tensor:
+    def rest_of(_: Any, leaf: Tensor) -> Tensor:
         part = leaf.narrow(time, first, count)
         return part.clone() if copy else part
 
-    found: TensorDictBase = mapped(frames, time, count, made)
-    return found
+    rest: TensorDictBase = mapped(frames, time, count, rest_of)
+    return rest
 
 
 def _detached(path: tuple[str, ...], leaf: Any) -> Tensor:
@@ -221,8 +222,8 @@ def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int) -> TensorDi
             raise TypeError(f"{path!r} is {leaf.dtype}, in the waiting frames {other.dtype}")
         if leaf.shape[time + 1 :] != other.shape[time + 1 :]:
             item = list(leaf.shape[time + 1 :])
-            kept = list(other.shape[time + 1 :])
-            raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {kept}")
+            shape = list(other.shape[time + 1 :])
+            raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {shape}")
         return torch.cat([other if other.device == leaf.device else other.to(leaf.device), leaf], time)
 
     frames = mapped(new, time, waiting.shape[time] + new.shape[time], joined)
