@@ -113,14 +113,14 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         self._apply(storage, self._read(storage, File(path), options))
 
     def _save(self, storage: Storage, out: Writing) -> dict[str, Any]:
-        kept = self._saveable(storage)
+        saveable = self._saveable(storage)
         name = self.checkpoint_file
         for number in itertools.count(1):  # each storage of an ensemble has its own file
             if name not in out.files:
                 break
             name = f"{number}-{self.checkpoint_file}"
         with _writing(out.file(name)) as opened:
-            self._write(opened, kept)
+            self._write(opened, saveable)
         return {"file": name}
 
     def _load(self, storage: Storage, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
@@ -132,7 +132,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         hook = self._flattening
         flat = self._flattened(storage)
         if flat is not None:
-            lengths, ended = (each.numpy() for each in flat.order.trajectories())
+            lengths, ended = (column.numpy() for column in flat.order.trajectories())
             names = trajectory_names(len(lengths))
             for path in flat.specs:
                 if any(step in ("", ".", "..") or "/" in step or "\0" in step for step in path):
@@ -156,20 +156,23 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         """Check and read a file; the returned function stores its rows."""
         with _reading(path) as opened:
             with _faults_of(path):
-                found = _datasets(opened, path)
-                text = found.pop(_DESCRIPTION)
+                datasets = _datasets(opened, path)
+                text = datasets.pop(_DESCRIPTION)
                 if text.nbytes > _LARGEST_DESCRIPTION:
                     raise ValueError(f"a description of {text.nbytes} bytes")
                 description = parse_json(text[()].tobytes(), str(path))
                 parts: dict[Path, dict[str, Any]] = {}
-                for name, dataset in found.items():
+                for name, dataset in datasets.items():
                     first, *rest = name.split("/")
                     if rest and first.startswith("traj_"):
                         parts.setdefault(tuple(rest), {})[first] = dataset
-                for each in parts.values():
-                    if set(each) != set(trajectory_names(len(each))):
-                        raise ValueError(f"groups of trajectories are missing: found {sorted(each)[:8]}")
-                arrays = {key: _Array([each[name] for name in sorted(each)], path) for key, each in parts.items()}
+                for parts_of_key in parts.values():
+                    if set(parts_of_key) != set(trajectory_names(len(parts_of_key))):
+                        raise ValueError(f"groups of trajectories are missing: found {sorted(parts_of_key)[:8]}")
+                arrays = {
+                    key: _Array([parts_of_key[name] for name in sorted(parts_of_key)], path)
+                    for key, parts_of_key in parts.items()
+                }
             return self._restoring(storage, Fields(description, str(path)), arrays, options)
 
 
@@ -181,19 +184,19 @@ class _Array:
         self._path = path
         self.dtype = parts[0].dtype
         if any(
-            (each.ndim, each.shape[1:], each.dtype) != (parts[0].ndim, parts[0].shape[1:], self.dtype) for each in parts
+            (part.ndim, part.shape[1:], part.dtype) != (parts[0].ndim, parts[0].shape[1:], self.dtype) for part in parts
         ):
             raise ValueError(f"{parts[0].name} has another shape or dtype in some groups")
-        self.shape = (sum(each.shape[0] for each in parts), *parts[0].shape[1:])
+        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         memory = np.empty(self.shape, self.dtype)
         start = 0
         with _faults_of(self._path):
-            for each in self._parts:
-                stop = start + each.shape[0]
+            for part in self._parts:
+                stop = start + part.shape[0]
                 if memory[start:stop].size:
-                    each.read_direct(memory[start:stop])
+                    part.read_direct(memory[start:stop])
                 start = stop
         return memory
 
@@ -204,30 +207,30 @@ class _Array:
 def _datasets(opened: Any, path: File) -> dict[str, Any]:
     """The datasets of an open file by name; links do not count. CheckpointCorrupt for data elsewhere or no numbers."""
     h5py = _h5py()
-    found = dict[str, Any]()
+    datasets = dict[str, Any]()
 
-    def visit(name: str, held: Any) -> None:
-        if not isinstance(held, h5py.Dataset):
+    def visit(name: str, node: Any) -> None:
+        if not isinstance(node, h5py.Dataset):
             return
         where = f"{path}: {name!r}"
-        if held.is_virtual or held.external:
+        if node.is_virtual or node.external:
             raise CheckpointCorrupt(f"{where} has its data in other files")
-        if held.shape is None or held.dtype.char not in _KINDS:
-            raise CheckpointCorrupt(f"{where} is of {held.dtype}, no array of numbers")
-        size = math.prod(held.shape) * held.dtype.itemsize
-        stored = held.id.get_storage_size()
-        made = held.id.get_create_plist()
+        if node.shape is None or node.dtype.char not in _KINDS:
+            raise CheckpointCorrupt(f"{where} is of {node.dtype}, no array of numbers")
+        size = math.prod(node.shape) * node.dtype.itemsize
+        stored = node.id.get_storage_size()
+        creation = node.id.get_create_plist()
         most = stored
-        if size and made.get_nfilters():
-            known = {made.get_filter(number)[0] for number in range(made.get_nfilters())} <= _FILTERS
-            most = stored * (_TIMES_SMALLER if known else _OTHER_TIMES_SMALLER) + _FILLED
-            size = max(size, math.prod(held.chunks) * held.dtype.itemsize)  # a chunk is decompressed as a whole
+        if size and creation.get_nfilters():
+            is_plain = {creation.get_filter(number)[0] for number in range(creation.get_nfilters())} <= _FILTERS
+            most = stored * (_TIMES_SMALLER if is_plain else _OTHER_TIMES_SMALLER) + _FILLED
+            size = max(size, math.prod(node.chunks) * node.dtype.itemsize)  # a chunk is decompressed as a whole
         if size > most or (size and not stored):  # HDF5 would read what is missing as zeros
             raise CheckpointCorrupt(f"{where} says {size} bytes, of which {stored} are there")
-        found[name] = held
+        datasets[name] = node
 
     opened.visititems(visit)
-    return found
+    return datasets
 
 
 @contextlib.contextmanager
@@ -251,7 +254,7 @@ class _Watched(io.FileIO):
     def write(self, data: Any) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
-        with self._kept():
+        with self._keeping_failure():
             while rest and self.failure is None:
                 rest = rest[super().write(rest) :]
         return size
@@ -264,13 +267,13 @@ class _Watched(io.FileIO):
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        with self._kept():
+        with self._keeping_failure():
             if self.failure is None:
                 super().truncate(size)
         return size or 0
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _keeping_failure(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

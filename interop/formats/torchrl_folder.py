@@ -196,9 +196,9 @@ class TorchrlDump:
         dtype = dtype_stored(str(dtype).removeprefix("torch."), where)
         shape = Fields({"shape": shape}, where).wholes("shape")
         size = row_bytes(DTYPES[dtype], shape)
-        found = 0 if path is None else path.stat().st_size
-        if found != size or len(shape) > 64 or math.prod(max(each, 1) for each in shape) >= 2**48:
-            raise CheckpointCorrupt(f"{where}: has {found} bytes, a tensor of {dtype} {list(shape)} has {size}")
+        stored_bytes = 0 if path is None else path.stat().st_size
+        if stored_bytes != size or len(shape) > 64 or math.prod(max(size_of_dim, 1) for size_of_dim in shape) >= 2**48:
+            raise CheckpointCorrupt(f"{where}: has {stored_bytes} bytes, a tensor of {dtype} {list(shape)} has {size}")
         return _TensorFile(self._top.joinpath(*names), dtype, shape)
 
     # ------------------------------------------------------------------ rows
@@ -241,7 +241,7 @@ class TorchrlDump:
         for key, value in described.items():
             if key in _DESCRIPTION and not isinstance(value, dict):
                 continue
-            name = "".join(f"%{ord(each):02X}" if each in _UNSAFE else each for each in key) or "%"
+            name = "".join(f"%{ord(letter):02X}" if letter in _UNSAFE else letter for letter in key) or "%"
             name = name.replace(".", "%2E") if key in (".", "..") else name
             entry = meta.fields(key)
             below = (*path, key)
@@ -260,14 +260,14 @@ class TorchrlDump:
         """The files of other items by path. Their structure was not saved: it is that of the target."""
         paths = [spec.path for spec in like.leaves] if like is not None else [()]
         names = {path: "/".join(map(str, path)) if path else _SINGLE for path in paths}
-        known = {name.replace("/", "."): path for path, name in names.items()}
-        if known.keys() != described.keys():
+        saved = {name.replace("/", "."): path for path, name in names.items()}
+        if saved.keys() != described.keys():
             raise CheckpointMismatch(
-                f"{fields.where}: the tensors {[*described][:8]} are not those of the storage, {[*known][:8]}. Their lists, "
+                f"{fields.where}: the tensors {[*described][:8]} are not those of the storage, {[*saved][:8]}. Their lists, "
                 "tuples and dicts were not saved: write one item into the storage first, its structure will be used"
             )
         files = {}
-        for name, path in known.items():
+        for name, path in saved.items():
             entry = fields.fields(name)
             parts = f"{names[path]}.memmap".split("/")
             files[path] = self._tensor("storage", *parts, dtype=entry.any("dtype"), shape=entry.any("shape"))
@@ -296,8 +296,8 @@ class TorchrlDump:
             self._tensor("sampler", name, dtype="float64", shape=[int(size)]).read()
             for name in ("sumtree.memmap", "mintree.memmap")
         )
-        held = least < np.finfo(np.float32).max  # that is what slots without an item have
-        if np.isnan(least).any() or (sums[held] != least[held]).any() or sums[~held].any():
+        has_item = least < np.finfo(np.float32).max  # that is what slots without an item have
+        if np.isnan(least).any() or (sums[has_item] != least[has_item]).any() or sums[~has_item].any():
             raise CheckpointCorrupt(f"{self._top / 'sampler'}: damaged, mintree.memmap differs from sumtree.memmap")
         # Early versions wrote the highest priority as a weight.
         highest, slot = fields.items("_max_priority", 2) if "_schema_version" in fields else (None, None)

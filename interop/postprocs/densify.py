@@ -67,6 +67,6 @@ class DensifyReward(TensorDictModuleBase):
         keys = keys_of(self.traj_key, [("next", *as_path(self.in_keys[1]))], self.only_named_keys)
         steps = SideBySide.of(StepMarks.of(tensordict, time, keys, reward.shape[: time + 1]), reward.device)
         ends = steps.all_stops(returns.flags(done).to(reward.device))
-        found = steps.restored(returns.returns_to_go(steps.arranged(reward), ends, self.discount, time))
-        tensordict.set(("next", *as_path(self.out_keys[0])), found)
+        reward_to_go = steps.restored(returns.returns_to_go(steps.arranged(reward), ends, self.discount, time))
+        tensordict.set(("next", *as_path(self.out_keys[0])), reward_to_go)
         return tensordict

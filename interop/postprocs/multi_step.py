@@ -111,9 +111,9 @@ class MultiStep(nn.Module):
 class RolloutKeys:
     """Paths of rewards, ends and masks."""
 
-    rewards: tuple[Path, ...]  # under "next", as `done` and `kept`
+    rewards: tuple[Path, ...]  # under "next", as `done` and `first_flags`
     done: Path
-    kept: frozenset[Path]  # flags that stay those of the first step
+    first_flags: frozenset[Path]  # flags that stay those of the first step
     mask: Path
     trajectories: TrajectoryKeys
 
@@ -128,10 +128,10 @@ class RolloutKeys:
             raise ValueError("at least one key of a reward is needed")
         done = as_path(module.done_key)
         mask = as_path(module.mask_key)
-        kept = frozenset(() if module.last_flags else (done, *dones))
+        first_flags = frozenset(() if module.last_flags else (done, *dones))
         ends = [("next", *path) for path in dict.fromkeys((done, *dones))]
         keys = keys_of(module.traj_key, ends, module.only_named_keys, masks=[mask])
-        return cls(tuple(rewards), done, kept, mask, keys)
+        return cls(tuple(rewards), done, first_flags, mask, keys)
 
     def original(self, reward: Path) -> Path:
         """The path of the reward of one step."""
@@ -151,16 +151,16 @@ def rollout(module: nn.Module, data: Any) -> TensorDictBase:
 
 def mapped(data: TensorDictBase, time: int, count: int, function: Callable[[Path, Any], Any], at: Path = ()) -> Any:
     """A tensordict of the same structure with `count` steps in the time dim: of each entry the result of the function."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     entries = entries_of(data)  # of a plain tensordict, in a third of the time
     for key, value in (data if entries is None else entries).items():
         leaf = isinstance(value, Tensor) or is_non_tensor(value) or not is_tensor_collection(value)
         path = (*at, key)
-        found[key] = function(path, value) if leaf else mapped(value, time, count, function, path)
+        results[key] = function(path, value) if leaf else mapped(value, time, count, function, path)
     batch = torch.Size([*data.batch_size[:time], count, *data.batch_size[time + 1 :]])
     if entries is not None:
-        return of_entries(found, batch, data.device)
-    return unchecked(found, batch, data.device, data.names if any(data.names) else None)
+        return of_entries(results, batch, data.device)
+    return unchecked(results, batch, data.device, data.names if any(data.names) else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,11 +214,11 @@ class RolloutSteps:
 
     def mask(self) -> Tensor | None:
         """bool [*batch, time], False for padding; None without any."""
-        found: Tensor | None = None
+        valid: Tensor | None = None
         for path in self.marks.keys.masks:
             mask = returns.flags(self.marks.entries[path]).reshape(self.data.batch_size).to(self.device)
-            found = mask if found is None else found & mask
-        return found
+            valid = mask if valid is None else valid & mask
+        return valid
 
     def transitions(
         self, order: SideBySide, gamma: float, n: int, chosen: int | Tensor, copy: bool = False
@@ -233,45 +233,45 @@ class RolloutSteps:
         time = data.ndim - 1
         batch = data.batch_size
         agents = self.agents
-        each = torch.Size([*batch, *agents])
+        flag_shape = torch.Size([*batch, *agents])
         stops = order.stops
         if agents:
             assert self.done is not None
-            stops = order.all_stops(self.done.reshape(each))
-        found: dict[Path, Tensor] = {}
+            stops = order.all_stops(self.done.reshape(flag_shape))
+        rewards: dict[Path, Tensor] = {}
         for key in keys.rewards:
             reward = returns.entry(data, ("next", *key))
-            expect(("next", *key), reward, each)
+            expect(("next", *key), reward, flag_shape)
             total, steps, power = returns.n_step(order.arranged(reward), stops, gamma, n, time)
-            found["next", *key] = order.restored(total)
-            found[keys.original(key)] = reward
+            rewards["next", *key] = order.restored(total)
+            rewards[keys.original(key)] = reward
         about = {"gamma": order.restored(power), "nonterminal": order.restored(steps > 1)}
         about["steps_to_next_obs"] = order.restored(steps)
         if (mask := self.mask()) is not None:
             about["nonterminal"] &= mask.reshape(*mask.shape, *(1 for _ in agents))
         shape = batch if self.done is None or not agents else self.done.shape
-        found.update({(name,): leaf.reshape(shape) for name, leaf in about.items()})
+        rewards.update({(name,): leaf.reshape(shape) for name, leaf in about.items()})
         rows = _Rows(batch, chosen)
         last = torch.arange(batch[time], device=steps.device).reshape(-1, *(1 for _ in agents)) + steps - 1
         if order.order is not None:
             last = order.restored(
-                order.order.reshape(*batch, *(1 for _ in agents)).expand(each).take_along_dim(last, time)
+                order.order.reshape(*batch, *(1 for _ in agents)).expand(flag_shape).take_along_dim(last, time)
             )
         places = _in_entries(rows.of(last), time, batch[time])
         flat = places.reshape(-1)
 
-        def made(path: Path, leaf: Any) -> Any:
-            if path in found:
-                return rows.of(found.pop(path))
-            if path[0] != "next" or path[1:] in keys.kept:
+        def entry_of(path: Path, leaf: Any) -> Any:
+            if path in rewards:
+                return rows.of(rewards.pop(path))
+            if path[0] != "next" or path[1:] in keys.first_flags:
                 return rows.of(leaf, copy)
-            expect(path, leaf, each)
+            expect(path, leaf, flag_shape)
             item = leaf.shape[places.ndim :]
             of_all = leaf.reshape(leaf.shape[: places.ndim].numel(), *item)
             return picked(of_all, flat).reshape(*places.shape, *item)
 
-        result = mapped(data, time, rows.count, made)
-        for path, leaf in found.items():
+        result = mapped(data, time, rows.count, entry_of)
+        for path, leaf in rewards.items():
             result.set(path, rows.of(leaf))
         return result
 

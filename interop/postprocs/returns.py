@@ -115,10 +115,10 @@ def _wide(rewards: Tensor) -> Tensor:
 
 def entry(data: TensorDictBase, key: NestedKey) -> Tensor:
     """An entry; KeyError if it is missing."""
-    found: Tensor | None = data.get(key, None)
-    if found is None:
+    tensor: Tensor | None = data.get(key, None)
+    if tensor is None:
         raise KeyError(f"{key!r} not found in tensordict, which has {known_keys(data)}")
-    return found
+    return tensor
 
 
 def as_discount(gamma: Any) -> float:
