@@ -78,8 +78,8 @@ class Programs:
         KeyError, TypeError or RuntimeError where data does not fit the stored items.
         """
         if not self.is_dict:
-            if (given := jax.tree.structure(data)) != self._structure:
-                raise TypeError(f"items are {self._structure}, got {given}; nothing was written")
+            if (came := jax.tree.structure(data)) != self._structure:
+                raise TypeError(f"items are {self._structure}, got {came}; nothing was written")
             data = {path[0]: leaf for path, leaf in zip(self.specs, jax.tree.leaves(data), strict=True)}
         if isinstance(data, dict):
             data = TensorDict(data)
@@ -88,19 +88,19 @@ class Programs:
         try:
             leaves = self._layout.flatten(data, dims)
         except KeyError:
-            found = {leaf.path for leaf in Layout.of(data, dims).leaves}
-            known = set(self.specs)
-            missing = sorted(known - found)
-            unknown = sorted(found - known)
+            paths = {leaf.path for leaf in Layout.of(data, dims).leaves}
+            stored_paths = set(self.specs)
+            missing = sorted(stored_paths - paths)
+            unknown = sorted(paths - stored_paths)
             raise KeyError(f"the keys differ; missing: {missing}, unknown: {unknown}; nothing was written") from None
         return [self._copy(leaf) for leaf in leaves]
 
     def _copy(self, tensor: Tensor) -> np.ndarray | jax.Array:
         if self.device.type != "cpu":
             return bridge.to_jax(tensor.to(self.device))
-        held = bridge.plain(tensor).to("cpu", copy=True)
-        view = bridge.numpy_view(held)
-        return view.view(ml_dtypes.bfloat16) if held.dtype == torch.bfloat16 else view
+        plain = bridge.plain(tensor).to("cpu", copy=True)
+        view = bridge.numpy_view(plain)
+        return view.view(ml_dtypes.bfloat16) if plain.dtype == torch.bfloat16 else view
 
     def build(self, tensors: list[Tensor], lead: tuple[int, ...], layout: Layout | None = None) -> Any:
         """Items of tensors with these batch dims. Of TensorDicts the layout may add the info to the entries."""
@@ -180,12 +180,12 @@ class DrawProgram:
     def tensors(self, items: Entries, info: Entries, valid: Array) -> tuple[list[Tensor], bool]:
         """The entries of a batch in their own memory, none if nothing was drawn; and whether the draw ended an epoch."""
         entries = items | info
-        found = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
+        values = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
         flags = np.asarray(valid).tobytes()  # searched faster than an array
         if 0 in flags[:-1]:
             rows = torch.from_numpy(np.asarray(valid)[:-1])
-            found = [each[rows] for each in found] if rows.any() else []
-        return found, bool(flags[-1])
+            values = [value[rows] for value in values] if rows.any() else []
+        return values, bool(flags[-1])
 
     def batch(self, tensors: list[Tensor]) -> Any:
         """A TensorDict with the info, or the items alone."""
@@ -210,7 +210,7 @@ def _coordinates(slots: Array, buffer: fbuf.Buffer) -> Array:
 def _is_dict(item: Any, is_root: bool = True) -> bool:
     """Whether all nodes of an item are dicts with text keys."""
     if type(item) is dict:
-        return all(isinstance(key, str) and _is_dict(each, False) for key, each in item.items())
+        return all(isinstance(key, str) and _is_dict(child, False) for key, child in item.items())
     return not is_root and jax.tree_util.all_leaves([item])
 
 
@@ -235,6 +235,6 @@ def _has_ended(rule: fbuf.Sampler | Slices, old: Any, new: Any) -> Array:
     if isinstance(starts, Fifo):
         return (old.unread > 0) & (new.unread == 0)
     if isinstance(starts, Shuffled):
-        taken = new.position - jnp.where(new.epoch == old.epoch, old.position, 0)
-        return (taken > 0) & (new.length - new.position < (taken if starts.drop_last else 1))
+        drawn = new.position - jnp.where(new.epoch == old.epoch, old.position, 0)
+        return (drawn > 0) & (new.length - new.position < (drawn if starts.drop_last else 1))
     return jnp.zeros((), jnp.bool_)

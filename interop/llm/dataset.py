@@ -161,8 +161,8 @@ class TokenizedDatasetLoader:
         if self.from_disk:
             splits = datasets.load_from_disk(self.dataset_name)
             if not isinstance(splits, Mapping) or self.split not in splits:
-                found = [*splits] if isinstance(splits, Mapping) else f"a {class_of(splits)}: save a DatasetDict"
-                raise KeyError(f"{self.dataset_name!r} has no split {self.split!r}, it has {found}")
+                split_names = [*splits] if isinstance(splits, Mapping) else f"a {class_of(splits)}: save a DatasetDict"
+                raise KeyError(f"{self.dataset_name!r} has no split {self.split!r}, it has {split_names}")
             dataset = splits[self.split]
         else:
             dataset = datasets.load_dataset(self.dataset_name, split=self.split)
@@ -181,9 +181,9 @@ def create_infinite_iterator(iterator: Iterable[Any]) -> Iterator[Any]:
     """Cycle through an iterable forever. ValueError for an empty pass, such as the second pass of a generator."""
     while True:
         empty = True
-        for each in iterator:
+        for batch in iterator:
             empty = False
-            yield each
+            yield batch
         if empty:
             raise ValueError("there is nothing to iterate over: pass an iterable that gives elements each time")
 
@@ -234,6 +234,6 @@ def get_dataloader(
     return create_infinite_iterator(buffer) if infinite else buffer
 
 
-def _name(given: Any) -> str | None:
+def _name(function: Any) -> str | None:
     """The name of a class or function, equal in all processes."""
-    return None if given is None else getattr(given, "__qualname__", type(given).__qualname__)
+    return None if function is None else getattr(function, "__qualname__", type(function).__qualname__)

@@ -17,11 +17,11 @@ class KLControllerBase(abc.ABC):
 
     def __init__(self, coef: float | None, model: Any) -> None:
         try:
-            held = None if model is None else model.kl_coef
+            model_coef = None if model is None else model.kl_coef
         except AttributeError:
             name = type(self).__name__
             raise AttributeError(f"Model input to {name} doesn't have attribute 'kl_coef'") from None
-        if (coef := held if coef is None else coef) is None:
+        if (coef := model_coef if coef is None else coef) is None:
             raise ValueError(f"{type(self).__name__} needs kl_coef, or a model that has one")
         self.model = model
         self._set(coef)
@@ -65,7 +65,7 @@ class AdaptiveKLController(KLControllerBase):
         super().__init__(init_kl_coef, model)
 
     def update(self, kl_values: Sequence[float | Tensor] | Tensor | None = None) -> float:
-        values = [float(torch.as_tensor(each).detach()) for each in (() if kl_values is None else kl_values)]
+        values = [float(torch.as_tensor(value).detach()) for value in (() if kl_values is None else kl_values)]
         if not values or not all(map(math.isfinite, values)):
             raise ValueError(f"AdaptiveKLController.update() needs finite KL values since its last call, got {values}")
         n = len(values)

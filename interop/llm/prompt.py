@@ -35,10 +35,11 @@ class PromptData(TensorClass):
         As in torchrl, this includes the last prompt token, at `prompt_rindex`. Labels and logits are dropped; the batch
         size is [].
         """
-        kept = torch.arange(self.input_ids.shape[-1], device=self.input_ids.device) < self.prompt_rindex.unsqueeze(-1)
+        positions = torch.arange(self.input_ids.shape[-1], device=self.input_ids.device)
+        is_prompt = positions < self.prompt_rindex.unsqueeze(-1)
         return PromptData(
-            input_ids=self.input_ids.masked_fill(~kept, pad_token_id),
-            attention_mask=kept.to(torch.int64),
+            input_ids=self.input_ids.masked_fill(~is_prompt, pad_token_id),
+            attention_mask=is_prompt.to(torch.int64),
             prompt_rindex=self.prompt_rindex,
             loss=self.loss,
             batch_size=[],
@@ -73,5 +74,5 @@ class PromptData(TensorClass):
             tokenizer_class=tokenizer_class,
             tokenizer_model_name=tokenizer_model_name,
         ).load()
-        known = {name: data[name] for name in ("input_ids", "attention_mask", "prompt_rindex")}
-        return cls(**known, labels=data["input_ids"], batch_size=data.batch_size)
+        fields = {name: data[name] for name in ("input_ids", "attention_mask", "prompt_rindex")}
+        return cls(**fields, labels=data["input_ids"], batch_size=data.batch_size)

@@ -144,10 +144,10 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
 def _texts(sample: Mapping[str, Any], key: str) -> str | list[str]:
     if key not in sample:
         raise KeyError(f"the sample has no entry {key!r}, it has {[*sample.keys()]}")
-    found = sample[key]
-    if isinstance(found, str):
-        return found
-    rows = list(found) if isinstance(found, Iterable) else [found]
-    if wrong := {type(each).__name__ for each in rows if not isinstance(each, str)}:
+    texts = sample[key]
+    if isinstance(texts, str):
+        return texts
+    rows = list(texts) if isinstance(texts, Iterable) else [texts]
+    if wrong := {type(row).__name__ for row in rows if not isinstance(row, str)}:
         raise TypeError(f"{key!r} must be a str or a list of str, it has {wrong}")
     return rows
