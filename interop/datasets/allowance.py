@@ -23,7 +23,7 @@ def held(stored: int) -> int:
     return SMALL + HELD * stored
 
 
-def check(announced: int, most: int, what: str) -> None:
+def check(announced: int, most: int, where: str) -> None:
     """CorruptDatasetError, prefixed by `what`, for more bytes than may be."""
     if announced > most:
-        raise CorruptDatasetError(f"{what}: it announces {announced} bytes, which a file of its size does not hold")
+        raise CorruptDatasetError(f"{where}: it announces {announced} bytes, which a file of its size does not hold")

@@ -102,8 +102,8 @@ class AtariDQNSource(Source):
 
     def _chosen(self, names: Iterable[str]) -> list[int]:
         """The numbers of the selected checkpoints, in order."""
-        found = {int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
-        return sorted(found)[: self.max_checkpoints]
+        numbers = {int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
+        return sorted(numbers)[: self.max_checkpoints]
 
     def parts(self, folder: Path) -> list[Part]:
         folder = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder
@@ -120,7 +120,7 @@ class AtariDQNSource(Source):
         number, *paths = part.which
         action, reward, terminal = (np.concatenate([*_blocks(path)]) for path in paths[1:])
         ring = DopamineRing(terminal, action, reward, _count(part.path, number))
-        frames = ((each,) for each in _blocks(paths[0]))
+        frames = ((block,) for block in _blocks(paths[0]))
         for at, observation in ring.steps(frames):
             terminated = (terminal[at] != 0).astype(np.uint8)
             truncated = ring.ends[at].astype(np.uint8) & ~terminated
@@ -185,7 +185,7 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
 
 def _notes(folder: Path, number: int) -> dict[str, Any]:
     """The metadata of the ring of a checkpoint."""
-    found = {}
+    notes = {}
     for name in ("add_count", "invalid_range"):
         path = folder / f"{name}_ckpt.{number}.gz"
         if path.exists():
@@ -193,10 +193,10 @@ def _notes(folder: Path, number: int) -> dict[str, Any]:
                 noted = np.asarray(load_object(stream, str(path)))
             if noted.dtype.kind not in "iu" or noted.size > _NOTED:
                 raise CorruptDatasetError(f"{path} must hold whole numbers, it holds {noted.dtype} {[*noted.shape]}")
-            found[name] = noted.tolist()
+            notes[name] = noted.tolist()
             if name == "add_count" and noted.ndim:
                 raise CorruptDatasetError(f"{path} must hold one number, it holds {[*noted.shape]}")
-    return found
+    return notes
 
 
 def _count(folder: Path, number: int) -> int | None:

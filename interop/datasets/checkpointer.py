@@ -46,6 +46,6 @@ class DatasetCheckpointer(StorageCheckpointerBase):
         allow_pickle: bool = False,
     ) -> None:
         file = Path(path) / _NAME
-        found = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
-        if found != self._rows_of:
-            raise CheckpointMismatch(f"the checkpoint is of {found}, the rows here are of {self._rows_of}")
+        saved = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
+        if saved != self._rows_of:
+            raise CheckpointMismatch(f"the checkpoint is of {saved}, the rows here are of {self._rows_of}")

@@ -76,7 +76,7 @@ class _Xz:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._given = b""
+        self._unread = b""
         self._decoder = self._new()
 
     @staticmethod
@@ -87,16 +87,16 @@ class _Xz:
         """Up to `size` bytes; b"" at the end."""
         while True:
             if self._decoder.eof:  # of a stream; others, and padding, may follow
-                self._given = self._decoder.unused_data.lstrip(b"\0") or self._file.read(_BLOCK).lstrip(b"\0")
-                if not self._given:
+                self._unread = self._decoder.unused_data.lstrip(b"\0") or self._file.read(_BLOCK).lstrip(b"\0")
+                if not self._unread:
                     return b""
                 self._decoder = self._new()
-            elif self._decoder.needs_input and not self._given:
-                self._given = self._file.read(1 << 14)
-                if not self._given:
+            elif self._decoder.needs_input and not self._unread:
+                self._unread = self._file.read(1 << 14)
+                if not self._unread:
                     raise EOFError("the end of the compressed data is missing")
-            data = self._decoder.decompress(self._given, size)
-            self._given = b""
+            data = self._decoder.decompress(self._unread, size)
+            self._unread = b""
             if data:
                 return data
 

@@ -58,12 +58,12 @@ def write(
     def append() -> None:
         nonlocal waiting, rows, size
         # reset first: an interrupt must not repeat the write
-        given = waiting
+        pieces_to_write = waiting
         waiting = []
         rows = 0
         size = 0
-        if given:
-            buffer.extend(given[0] if len(given) == 1 else torch.cat(given))
+        if pieces_to_write:
+            buffer.extend(pieces_to_write[0] if len(pieces_to_write) == 1 else torch.cat(pieces_to_write))
 
     with progress(title, total, "row", bar) as advance:
         try:
@@ -101,13 +101,13 @@ def agreeing(
 ) -> Iterator[TensorDictBase]:
     """Yield pieces. Raises `error` if keys, shapes or dtypes differ from `first`, which the first piece fills."""
     for piece in pieces:
-        found = _kinds(piece)
+        kinds = _kinds(piece)
         if not first:
-            first.update(found)
-        if found != first:
-            key = next(key for key in {**first, **found} if first.get(key) != found.get(key))
+            first.update(kinds)
+        if kinds != first:
+            key = next(key for key in {**first, **kinds} if first.get(key) != kinds.get(key))
             there = first.get(key, "missing")
-            here = found.get(key, "missing")
+            here = kinds.get(key, "missing")
             raise error(f"{where}: {key} is {here}, in the first rows it is {there}")
         yield piece
 
@@ -119,5 +119,6 @@ def _whole_part(source: Source, part: Part) -> list[Portable]:
 def _kinds(rows: TensorDictBase) -> dict[Any, Any]:
     """Dtype and row shape of each entry, or "text"."""
     return {
-        key: f"{each.dtype} {[*each.shape[1:]]}" if isinstance(each, Tensor) else "text" for key, each in entries(rows)
+        key: f"{column.dtype} {[*column.shape[1:]]}" if isinstance(column, Tensor) else "text"
+        for key, column in entries(rows)
     }

@@ -23,8 +23,8 @@ from interop.datasets.committed import (
     check_rows_version,
     damage_of,
     local_state,
-    made,
     made_again,
+    make_dataset,
     opened,
     record_of,
 )
@@ -135,7 +135,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             made_from["rows_version"] = source.rows_version
         if files is not None:
             made_from["from_local"] = os.fspath(files)
-        make = partial(made, source, files, self.METADATA_NAME, force, num_workers)
+        make = partial(make_dataset, source, files, self.METADATA_NAME, force, num_workers)
         whens: Iterator[Any] = chain(["always"] if force else [], repeat("missing"))
 
         def make_sure() -> None:

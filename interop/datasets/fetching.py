@@ -151,14 +151,14 @@ class RemoteStream:
 
     def read(self, size: int = -1, /) -> bytes:
         """Up to `size` bytes; by default the rest."""
-        found = bytearray()
-        while size < 0 or len(found) < size:
+        data = bytearray()
+        while size < 0 or len(data) < size:
             if not self._waiting and not self._next():
                 break
-            taken = len(self._waiting) if size < 0 else min(size - len(found), len(self._waiting))
-            found += self._waiting[:taken]
-            self._waiting = self._waiting[taken:]
-        return bytes(found)
+            count = len(self._waiting) if size < 0 else min(size - len(data), len(self._waiting))
+            data += self._waiting[:count]
+            self._waiting = self._waiting[count:]
+        return bytes(data)
 
     def _next(self) -> bool:
         """Receive more bytes; False at the end of the file."""
@@ -245,8 +245,8 @@ def checksum_of(folder: Path, name: str, size: int | None, sha256: str | None) -
         raise DownloadError(f"{name!r} is not the name of a file below {folder}")
     if not path.is_file() or size not in (None, _size(path)):
         return None
-    found = _sha256(path)
-    return found if sha256 in (None, found) else None
+    checksum = _sha256(path)
+    return checksum if sha256 in (None, checksum) else None
 
 
 @dataclass
@@ -310,17 +310,17 @@ class _Download:
 
     def _accepted(self, answer: Answer) -> int | None:
         """The bytes of the file; None if only the end of the answer tells. FailedError for an answer that is no file."""
-        known = self.file.size is not None or self.file.sha256 is not None
+        is_checked = self.file.size is not None or self.file.sha256 is not None
         total = self.file.size if answer.total is None else answer.total
         if self.file.size not in (None, total):
             raise FailedError(f"has {total} bytes, not {self.file.size}")
-        if answer.is_page and not known:
+        if answer.is_page and not is_checked:
             raise FailedError("is a page of HTML, not the file")
-        if answer.encoding and not known:
+        if answer.encoding and not is_checked:
             raise FailedError(f"is encoded as {answer.encoding}, although the file as it is was asked for")
         if total is None and answer.length is not None:
             raise FailedError("sends a part of a file, and does not say how long the file is")
-        if total is None and not answer.delimited and not known:
+        if total is None and not answer.delimited and not is_checked:
             raise FailedError("does not say how long it is, so that a lost connection would look like its end")
         return total
 

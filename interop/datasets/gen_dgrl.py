@@ -73,10 +73,10 @@ class GenDGRLSource(Source):
                 left -= len(episode)
 
 
-def _episode(held: Any, where: str, most: int) -> TensorDict:
+def _episode(columns: Any, where: str, most: int) -> TensorDict:
     """The first `most` steps of an episode, from T + 1 upstream observations. The last one ends it."""
     try:
-        observation, action, reward, done = (held[key] for key in ("observations", "actions", "rewards", "dones"))
+        observation, action, reward, done = (columns[key] for key in ("observations", "actions", "rewards", "dones"))
         with np.errstate(invalid="ignore"):
             pixels = observation.astype(np.uint8)
         done = done.reshape(-1, 1) != 0

@@ -17,11 +17,11 @@ def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None
     """
     groups = defaultdict[int, list[tuple[Any, int]]](list)
     offset = 0
-    for what, rows, size in pieces:
+    for piece, rows, size in pieces:
         if rows:
-            groups[offset // (most or _BYTES)].append((what, rows))
+            groups[offset // (most or _BYTES)].append((piece, rows))
         offset += size
-    return [Part(sum(rows for _, rows in each), path, tuple(what for what, _ in each)) for each in groups.values()]
+    return [Part(sum(rows for _, rows in group), path, tuple(piece for piece, _ in group)) for group in groups.values()]
 
 
 def ranges(rows: int, size: int) -> list[tuple[int, int]]:

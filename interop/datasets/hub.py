@@ -42,7 +42,7 @@ def hub_files(repo: str, prefix: str = "", revision: str | None = None) -> list[
     with _naming(hub, repo, [prefix or "all files"]):
         answer = Answered(fetch_json(f"{url}?blobs=true", timeout=_TIMEOUT, headers=hub.headers), url)
         siblings = answer.any("siblings") if "siblings" in answer else None
-        files = [_listed(each, url) for each in ([] if siblings is None else answer.items("siblings"))]
+        files = [_listed(sibling, url) for sibling in ([] if siblings is None else answer.items("siblings"))]
         if len({file.path for file in files}) < len(files):
             raise DownloadError(f"{url}: a file is listed twice")
     return sorted((file for file in files if file.path.startswith(prefix)), key=lambda file: file.path)

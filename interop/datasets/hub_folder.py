@@ -71,18 +71,18 @@ class HubFolderSource(Source):
         with parquet.opened(part.path) as file:
             schema = file.schema
             features = features_of(schema, str(part.path))
-            names = self._kept(schema.names)
+            names = self._without_excluded(schema.names)
             (group,) = part.which
             table = file.read(group, names)
             rows = TensorDict({}, [len(table)])
             for name in names:
                 column = table[name].combine_chunks()
-                found = values(column, f"{part.path}, column {name}", feature=features.get(name))
-                for path, each in entries_below({_key(name, schema.names): found}):
-                    rows[path] = _leaf(each, f"{part.path}, column {name}")
+                column_values = values(column, f"{part.path}, column {name}", feature=features.get(name))
+                for path, entry in entries_below({_key(name, schema.names): column_values}):
+                    rows[path] = _leaf(entry, f"{part.path}, column {name}")
             yield rows
 
-    def _kept(self, names: Sequence[str]) -> list[str]:
+    def _without_excluded(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in (self.exclude or ())]
 
     def _check_columns(self, schema: "pa.Schema", path: Path) -> None:
@@ -90,10 +90,10 @@ class HubFolderSource(Source):
         names: list[str] = schema.names
         if missing := set(self.exclude or ()) - set(names):
             raise ValueError(f"exclude has {sorted(missing)}, {path} has the columns {names}")
-        if twice := sorted({name for name in self._kept(names) if names.count(name) > 1}):
+        if twice := sorted({name for name in self._without_excluded(names) if names.count(name) > 1}):
             raise CorruptDatasetError(f"{path} has several columns named {twice}: {_without(*twice)}")
         features = features_of(schema, str(path))
-        for name in self._kept(names):
+        for name in self._without_excluded(names):
             kind = schema.field(name).type
             why = unsupported(kind, features.get(name))
             if why is None:
@@ -124,12 +124,12 @@ def _key(name: str, names: Collection[str]) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _leaf(found: Any, where: str) -> Any:
+def _leaf(value: Any, where: str) -> Any:
     """An array as a tensor; text and bytes as they are. CorruptDatasetError, prefixed by `where`, for integers too large."""
-    if isinstance(found, list):
-        return NonTensorStack(*map(NonTensorData, found))
+    if isinstance(value, list):
+        return NonTensorStack(*map(NonTensorData, value))
     try:
-        return leaf(found)
+        return leaf(value)
     except CorruptDatasetError as error:
         raise CorruptDatasetError(f"{where}: {error}. {_without(where.rpartition('column ')[2])}") from error
 

@@ -40,7 +40,7 @@ def stacked(images: Sequence[bytes | np.ndarray], where: str) -> np.ndarray:
     CorruptDatasetError, prefixed by `where`, names a damaged image or one of another size. All together take no more
     memory than `allowance.unpacked` of their bytes; one that comes again counts once.
     """
-    most = allowance.unpacked(sum(len(data) for data in {id(each): each for each in images}.values()))
+    most = allowance.unpacked(sum(len(data) for data in {id(one_image): one_image for one_image in images}.values()))
     out = np.empty(0, np.uint8)
     for place, data in enumerate(images):
         try:

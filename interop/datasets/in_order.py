@@ -90,12 +90,12 @@ def _submitted(pool: ProcessPoolExecutor, function: Callable[[Any], Any], task: 
 
 def portable(rows: TensorDictBase) -> Portable:
     """Convert rows to bytes and lists for another process, as tensors would each take a file descriptor."""
-    return [*rows.batch_size], {key: _as_bytes(each) for key, each in entries(rows)}
+    return [*rows.batch_size], {key: _as_bytes(entry) for key, entry in entries(rows)}
 
 
-def rebuilt(given: Portable) -> TensorDict:
+def rebuilt(packed: Portable) -> TensorDict:
     """Convert a result of `portable` back to rows."""
-    shape, parts = given
+    shape, parts = packed
     out = TensorDict({}, shape)
     for key, value in parts.items():
         if isinstance(value, tuple):

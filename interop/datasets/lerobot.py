@@ -79,8 +79,8 @@ class LeRobotSource(Source):
         listed = episodes_of(folder, info, videos, self.episodes).values()
         paths = {at for episode in listed for at in (episode.data, *(path for path, _ in episode.videos.values()))}
         sums |= get([file for file in files if folder / file.path in paths])
-        found = rows_of_episodes(folder, info)
-        if any(sum(found.get(episode.number, {}).values()) < episode.length for episode in listed):
+        rows_by_episode = rows_of_episodes(folder, info)
+        if any(sum(rows_by_episode.get(episode.number, {}).values()) < episode.length for episode in listed):
             sums |= get(data)  # `meta/` names other files than those that have the rows
         return sums
 
@@ -110,7 +110,10 @@ class LeRobotSource(Source):
         size = sum(map(_bytes, features.values()))
         return grouped(
             folder,
-            ((each, each.length, each.length * size) for each in located(folder, info, listed, self.episodes)),
+            (
+                (episode, episode.length, episode.length * size)
+                for episode in located(folder, info, listed, self.episodes)
+            ),
         )
 
     def read(self, part: Part) -> Iterator[TensorDict]:
@@ -151,7 +154,7 @@ class LeRobotSource(Source):
         }
         if "episode_index" not in info.features:
             raise CorruptDatasetError(f"{folder}/meta/info.json: there is no feature episode_index")
-        faults = {name: unsupported(each) or _collides(name, each, read) for name, each in read.items()}
+        faults = {name: unsupported(described) or _collides(name, described, read) for name, described in read.items()}
         if wrong := [name for name, fault in faults.items() if fault]:
             also = "" if len(wrong) == 1 else f" (also {', '.join(wrong[1:])})"
             or_all = " or video=False" if all(read[name].kind == "video" for name in wrong) else ""
@@ -250,25 +253,25 @@ def _rows(table: "pa.Table", features: Mapping[str, Feature], tasks: Mapping[int
     return rows.update({flag: never for flag in _FLAGS if flag not in root})
 
 
-def _completed(given: Any, derived: Any) -> Any:
+def _completed(value: Any, derived: Any) -> Any:
     """Add the derived entries that are not given."""
-    if given is None:
+    if value is None:
         return derived
-    if isinstance(given, TensorDict) and isinstance(derived, TensorDict):
+    if isinstance(value, TensorDict) and isinstance(derived, TensorDict):
         for key in derived.keys():  # noqa: SIM118
-            given[key] = _completed(given.get(key, None), derived.get(key))
-    return given
+            value[key] = _completed(value.get(key, None), derived.get(key))
+    return value
 
 
 def _key(name: str, features: Collection[str]) -> tuple[str, ...]:
     """Split a name at its dots. "a.b" is not split if "a" is a feature too."""
     key: list[str] = []
     names = name.split(".")
-    for each, before in zip(names, ["", *accumulate(names, "{}.{}".format)], strict=False):
+    for part, before in zip(names, ["", *accumulate(names, "{}.{}".format)], strict=False):
         if before in features:
-            key[-1] += f".{each}"
+            key[-1] += f".{part}"
         else:
-            key.append(each)
+            key.append(part)
     return tuple(key)
 
 
@@ -279,8 +282,8 @@ def _with_frames(
     pairs = {key: pairwise(chain(frames, [None])) for key, frames in videos.items()}
     derived = {("next", *key) for key in videos if key[0] == "observation" and not _is_taken(("next", *key), keys)}
     for piece in rows.split(_CHUNK):
-        for key, each in pairs.items():
-            now, then = zip(*islice(each, len(piece)), strict=True)
+        for key, pair in pairs.items():
+            now, then = zip(*islice(pair, len(piece)), strict=True)
             piece[key] = torch.from_numpy(np.stack(now))
             if ("next", *key) in derived:
                 last = [np.zeros_like(now[0])] if then[-1] is None else then[-1:]
@@ -290,7 +293,7 @@ def _with_frames(
 
 def _is_taken(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> bool:
     """Whether one of the keys is the key, above it or below it."""
-    return any(key[: len(each)] == each[: len(key)] for each in keys)
+    return any(key[: len(key_read)] == key_read[: len(key)] for key_read in keys)
 
 
 class LeRobotExperienceReplay(BaseDatasetExperienceReplay):

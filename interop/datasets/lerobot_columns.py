@@ -83,8 +83,8 @@ def _cast(flat: "pa.Array", kind: str, where: str) -> np.ndarray:
 
 def _encoded(column: "pa.ChunkedArray", where: str) -> list[bytes]:
     """The content of image files: bytes, or structs with "bytes" and "path". The files of a path are not read."""
-    values = [each.get("bytes") if isinstance(each, dict) else each for each in column.to_pylist()]
-    images = [each for each in values if isinstance(each, bytes) and each]
+    values = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in column.to_pylist()]
+    images = [cell for cell in values if isinstance(cell, bytes) and cell]
     if missing := len(values) - len(images):
         raise CorruptDatasetError(f"{where}: {missing} images are not in the file, whose column is {column.type}")
     return images

@@ -64,26 +64,26 @@ class Listed:
 
 def info_of(folder: Path) -> Info:
     """Read `meta/info.json`. DatasetError for a format version outside of `VERSIONS`."""
-    said = read_json(path := folder / "meta/info.json")
-    version = said.get("codebase_version") if isinstance(said, dict) else None
+    content = read_json(path := folder / "meta/info.json")
+    version = content.get("codebase_version") if isinstance(content, dict) else None
     if version not in VERSIONS:
         raise DatasetError(
             f"{path}: codebase_version is {version!r}, this program reads {', '.join(VERSIONS)}. The lerobot package "
             "converts older datasets"
         )
-    entries = Entries(said, _where(folder, path))
+    entries = Entries(content, _where(folder, path))
     for name in ("data_path", "video_path"):
-        if said.get(name) is not None:
+        if content.get(name) is not None:
             _check_format(entries, name)
     return Info(
         version,
-        {name: _feature(each) for name, each in entries.objects("features").items()},
-        fps=entries.number("fps", least=1e-6) if "fps" in said else None,
-        data_path=said.get("data_path") or "",
-        video_path=said.get("video_path") or "",
-        chunks_size=entries.whole("chunks_size", least=1) if "chunks_size" in said else 1000,
-        total_episodes=entries.whole("total_episodes") if "total_episodes" in said else None,
-        total_frames=entries.whole("total_frames") if "total_frames" in said else None,
+        {name: _feature(feature) for name, feature in entries.objects("features").items()},
+        fps=entries.number("fps", least=1e-6) if "fps" in content else None,
+        data_path=content.get("data_path") or "",
+        video_path=content.get("video_path") or "",
+        chunks_size=entries.whole("chunks_size", least=1) if "chunks_size" in content else 1000,
+        total_episodes=entries.whole("total_episodes") if "total_episodes" in content else None,
+        total_frames=entries.whole("total_frames") if "total_frames" in content else None,
     )
 
 
@@ -126,9 +126,9 @@ def _task_rows(path: Path) -> list[dict[str, Any]]:
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptDatasetError(f"{path}: its description of a pandas frame is damaged: {error}") from error
     types = required("pyarrow", "datasets").types
-    others = [name for name in table.column_names if name != "task_index"]
-    texts = [name for name in others if _is_text(types, table.schema.field(name).type)]
-    for chosen in ([name for name in index if name in others], [name for name in texts if name == "task"], texts):
+    column_names = [name for name in table.column_names if name != "task_index"]
+    texts = [name for name in column_names if _is_text(types, table.schema.field(name).type)]
+    for chosen in ([name for name in index if name in column_names], [name for name in texts if name == "task"], texts):
         if len(chosen) == 1 and "task_index" in table.column_names:
             rows = zip(table["task_index"].to_pylist(), table[chosen[0]].to_pylist(), strict=True)
             return [{"task_index": number, "task": text} for number, text in rows]
@@ -146,18 +146,18 @@ def episodes_of(
     folder: Path, info: Info, video_keys: Sequence[str], chosen: Collection[int] | None
 ) -> dict[int, Listed]:
     """The listed episodes by their numbers: all, or the chosen ones. CorruptDatasetError for one that is listed twice."""
-    found: dict[int, Listed] = {}
+    by_number: dict[int, Listed] = {}
     for where, row in _episode_rows(folder, info):
         entries = Entries(row, where)
         number = entries.whole("episode_index")
         if chosen is not None and number not in chosen:
             continue
-        if number in found:
+        if number in by_number:
             raise CorruptDatasetError(f"{where}: episode {number} is listed twice")
-        found[number] = _listed(folder, info, video_keys, Entries(row, f"{where}, episode {number}"), number)
-    if not found and chosen is None:
+        by_number[number] = _listed(folder, info, video_keys, Entries(row, f"{where}, episode {number}"), number)
+    if not by_number and chosen is None:
         raise CorruptDatasetError(f"{folder}/meta has no episodes.jsonl, and no episodes/*/*.parquet with rows")
-    return found
+    return by_number
 
 
 def _episode_rows(folder: Path, info: Info) -> Iterable[tuple[str, Any]]:

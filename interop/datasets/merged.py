@@ -59,16 +59,18 @@ def merged(
     """
     if not buffers:
         raise ValueError("there is nothing to merge: give the buffers")
-    layouts = [_layout(each, place) for place, each in enumerate(buffers)]
-    paths = dict.fromkeys(path for each in layouts for path in each)
-    names = [path for path in paths if all(path in each for each in layouts)] if keys is None else [*map(as_path, keys)]
+    layouts = [_layout(buffer, place) for place, buffer in enumerate(buffers)]
+    paths = dict.fromkeys(path for layout in layouts for path in layout)
+    names = (
+        [path for path in paths if all(path in layout for layout in layouts)] if keys is None else [*map(as_path, keys)]
+    )
     casts = {as_path(key): dtype for key, dtype in cast.items()} if isinstance(cast, Mapping) else {}
     types: dict[_Path, torch.dtype | str] = {}
     misfits = [key for key in (*names, *casts) if not any(_covers(key, path) for path in paths)]
     for path in paths:
         if any(_covers(name, path) for name in names):
-            given = next((dtype for key, dtype in casts.items() if _covers(key, path)), None)
-            common = _common([each.get(path) for each in layouts], given, cast is True)
+            chosen_dtype = next((dtype for key, dtype in casts.items() if _covers(key, path)), None)
+            common = _common([layout.get(path) for layout in layouts], chosen_dtype, cast is True)
             if common is None:
                 misfits.append(path)
             else:
@@ -104,15 +106,15 @@ class _Aligned:
     dtypes: Mapping[_Path, torch.dtype]
 
     def __call__(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
-        made: TensorDictBase = stack([self._aligned(part) for part in parts])
-        return made
+        batch: TensorDictBase = stack([self._aligned(part) for part in parts])
+        return batch
 
     def _aligned(self, part: TensorDictBase) -> TensorDictBase:
         keys = part.keys(True, True, is_leaf=is_leaf_nontensor)
-        kept: TensorDictBase = part.select(*(key for key in keys if as_path(key) not in self.dropped))
+        selected: TensorDictBase = part.select(*(key for key in keys if as_path(key) not in self.dropped))
         for path, dtype in self.dtypes.items():
-            kept[path] = kept[path].to(dtype)
-        return kept
+            selected[path] = selected[path].to(dtype)
+        return selected
 
 
 def _covers(key: _Path, path: _Path) -> bool:
@@ -136,16 +138,22 @@ def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
     }
 
 
-def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: bool) -> torch.dtype | str | None:
+def _common(
+    kinds: Sequence[_Kind | None], chosen_dtype: torch.dtype | None, promotes: bool
+) -> torch.dtype | str | None:
     """The common dtype of an entry, or "text"; None if the buffers have none."""
-    found = {kind for kind in kinds if kind is not None}
-    types = {kind[0] for kind in found}
-    dtypes = [each for each in types if isinstance(each, torch.dtype)]
-    if None in kinds or len({kind[1] for kind in found}) > 1 or (len(dtypes) < len(types) and (dtypes or given)):
+    stored_kinds = {kind for kind in kinds if kind is not None}
+    types = {kind[0] for kind in stored_kinds}
+    dtypes = [kind_of_value for kind_of_value in types if isinstance(kind_of_value, torch.dtype)]
+    if (
+        None in kinds
+        or len({kind[1] for kind in stored_kinds}) > 1
+        or (len(dtypes) < len(types) and (dtypes or chosen_dtype))
+    ):
         return None
-    if given is not None or len(types) == 1:
-        return given or types.pop()
-    if not promotes or len({(each.is_floating_point, each.is_complex) for each in dtypes}) > 1:
+    if chosen_dtype is not None or len(types) == 1:
+        return chosen_dtype or types.pop()
+    if not promotes or len({(dtype.is_floating_point, dtype.is_complex) for dtype in dtypes}) > 1:
         return None
     try:
         return reduce(torch.promote_types, dtypes)
@@ -155,8 +163,8 @@ def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: 
 
 def _table(paths: Sequence[_Path], layouts: Sequence[_Layout], buffers: Sequence[ReplayBuffer]) -> str:
     """A table of the dtype and shape of each entry in each buffer."""
-    head = ["", *(f"{place}: {type(each).__name__}" for place, each in enumerate(buffers))]
-    rows = [[".".join(map(str, path)), *(_shown(each.get(path)) for each in layouts)] for path in paths]
+    head = ["", *(f"{place}: {type(buffer).__name__}" for place, buffer in enumerate(buffers))]
+    rows = [[".".join(map(str, path)), *(_shown(layout.get(path)) for layout in layouts)] for path in paths]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (head, *rows)]
     advice = "Leave entries out by keys=[...], or convert dtypes by cast=True or cast={key: dtype}"

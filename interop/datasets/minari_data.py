@@ -65,60 +65,60 @@ class MinariSource(Source):
                 raise
             files = []
         if not files:
-            known: list[str] = []
+            ids: list[str] = []
             with contextlib.suppress(Exception):  # the names only improve the message
-                known = MinariExperienceReplay.available_datasets
-            raise ValueError(unknown_id("Minari", self.dataset_id, known))
+                ids = MinariExperienceReplay.available_datasets
+            raise ValueError(unknown_id("Minari", self.dataset_id, ids))
         return hub_download(repo, files, folder)
 
     def parts(self, folder: Path) -> list[Part]:
         data = self._data(folder)
-        said = _described(data)
-        found = episodes(data, said["data_format"])
-        counts = {"total_episodes": len(found), "total_steps": sum(each.steps for each in found)}
+        description = _described(data)
+        all_episodes = episodes(data, description["data_format"])
+        counts = {"total_episodes": len(all_episodes), "total_steps": sum(episode.steps for episode in all_episodes)}
         for key, count in counts.items():
-            if said.get(key, count) != count:
-                raise CorruptDatasetError(f"{data} has {key} of {count}, its metadata.json says {said[key]}")
-        size = _row_bytes(_arrays(said, str(data)))
-        infos = layout_of(infos_of(data, said["data_format"], found))
+            if description.get(key, count) != count:
+                raise CorruptDatasetError(f"{data} has {key} of {count}, its metadata.json says {description[key]}")
+        size = _row_bytes(_arrays(description, str(data)))
+        infos = layout_of(infos_of(data, description["data_format"], all_episodes))
         size += 2 * sum(info.row_bytes for info in infos.values())
-        parts = grouped(data, ((each, each.steps, each.steps * size) for each in found), _BYTES)
+        parts = grouped(data, ((episode, episode.steps, episode.steps * size) for episode in all_episodes), _BYTES)
         return [replace(part, which=(*part.which, infos)) for part in parts]
 
     def inputs(self, folder: Path) -> list[Path]:
         return files_below(self._data(folder))
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
-        said = _described(part.path)
-        arrays = _arrays(said, str(part.path))
-        *found, infos = part.which
+        description = _described(part.path)
+        arrays = _arrays(description, str(part.path))
+        *some_episodes, infos = part.which
         size = _row_bytes(arrays) + 2 * sum(info.row_bytes for info in infos.values())
         at_once = min(_ROWS, max(16, _BYTES // size))
-        return rows(steps_of(part.path, said["data_format"], found), arrays, infos, at_once)
+        return rows(steps_of(part.path, description["data_format"], some_episodes), arrays, infos, at_once)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        said = {
+        description = {
             "dataset_id": self.dataset_id,
             "env_spec": None,
             "combined_datasets": [],
             **_described(self._data(folder)),
         }
-        said["episodes"] = described_episodes(self._data(folder), said["data_format"])
-        if not (found := _NAME.fullmatch(said["dataset_id"])):
+        description["episodes"] = described_episodes(self._data(folder), description["data_format"])
+        if not (match := _NAME.fullmatch(description["dataset_id"])):
             raise CorruptDatasetError(
-                f"{self._data(folder)}/metadata.json: {said['dataset_id']!r:.80} is no dataset_id"
+                f"{self._data(folder)}/metadata.json: {description['dataset_id']!r:.80} is no dataset_id"
             )
-        namespace, name, version = found.groups()
+        namespace, name, version = match.groups()
         about = {"namespace": namespace or None, "dataset_name": name, "version": int(version) if version else None}
-        return {**said, **about}
+        return {**description, **about}
 
     def _data(self, folder: Path) -> Path:
         """The folder with the files of the dataset."""
         inner = self.dataset_id.partition("/")[2]
         some = [folder, folder / "data", folder / inner / "data", folder / self.dataset_id / "data"]
-        for each in some:
-            if (each / "metadata.json").is_file():
-                return each
+        for folder_of_data in some:
+            if (folder_of_data / "metadata.json").is_file():
+                return folder_of_data
         raise CorruptDatasetError(f"no metadata.json of Minari in any of {', '.join(map(str, dict.fromkeys(some)))}")
 
 
@@ -131,29 +131,33 @@ def _described(data: Path) -> Mapping[str, Any]:
 @lru_cache(maxsize=1)
 def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
     """Parse metadata, cached for all parts: the bounds of an image space have one number per pixel."""
-    held = json_of(text, str(path))
-    given = Described(held, str(path))
-    said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **held}
-    fields = Described(said, str(path))
+    content = json_of(text, str(path))
+    given_fields = Described(content, str(path))
+    description = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **content}
+    fields = Described(description, str(path))
     for name in ("total_episodes", "total_steps"):
-        if name in given:
+        if name in given_fields:
             fields.whole(name, most=MOST_ROWS)
-    if "dataset_id" in given:
+    if "dataset_id" in given_fields:
         fields.text("dataset_id")
     for name in ("env_spec", *_SPACES):
-        if name in said and (said[name] is not None or name in _SPACES):
-            said[name] = json_of(fields.text(name).encode(errors="replace"), f"{path}, {name}")
+        if name in description and (description[name] is not None or name in _SPACES):
+            description[name] = json_of(fields.text(name).encode(errors="replace"), f"{path}, {name}")
     if fields.text("data_format") not in _FORMATS:
         raise CorruptDatasetError(
-            f"{path} has the data_format {said['data_format']!r:.80}, known are {_FORMATS}: upgrade this library"
+            f"{path} has the data_format {description['data_format']!r:.80}, known are {_FORMATS}: upgrade this library"
         )
-    _arrays(said, str(path))
-    return said
+    _arrays(description, str(path))
+    return description
 
 
-def _arrays(said: Mapping[str, Any], where: str) -> dict[tuple[str, ...], np.dtype]:
+def _arrays(description: Mapping[str, Any], where: str) -> dict[tuple[str, ...], np.dtype]:
     """The arrays of a step by path, from the spaces."""
-    return {path: kind for key, name in _SPACES.items() for path, kind in arrays_of(said[key], f"{where}, {key}", name)}
+    return {
+        path: kind
+        for key, name in _SPACES.items()
+        for path, kind in arrays_of(description[key], f"{where}, {key}", name)
+    }
 
 
 def _row_bytes(arrays: Mapping[tuple[str, ...], np.dtype]) -> int:
@@ -277,5 +281,5 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     @property
     def metadata(self) -> dict[str, Any]:
         """Minari's metadata, with spaces as specs (needs minari); None for text and unknown spaces."""
-        said = super().metadata
-        return {**said, **{key: spec_of(said[key], f"{self.metadata_path}, {key}") for key in _SPACES}}
+        content = super().metadata
+        return {**content, **{key: spec_of(content[key], f"{self.metadata_path}, {key}") for key in _SPACES}}

@@ -103,32 +103,32 @@ class OpenMLSource(Source):
             features = features.assign(**features[text].apply(sklearn.LabelEncoder().fit_transform))
         x = torch.from_numpy(np.asarray(encoder.fit_transform(features), np.float64))
         names = {"columns": encoder.get_feature_names_out(), "classes": labels.classes_}
-        return TensorDict({"X": x, "y": y}, [len(y)]), {key: [*map(str, each)] for key, each in names.items()}
+        return TensorDict({"X": x, "y": y}, [len(y)]), {key: [*map(str, labels_of)] for key, labels_of in names.items()}
 
 
 def _frame(folder: Path, name: str) -> Any:
     """The table with its target, from the downloaded file or the only `.arff` file in the folder."""
     pandas = required("pandas", "datasets")
-    found = [*folder.glob(f"{name}.parquet")] or [*folder.glob("*.arff")]
-    if len(found) != 1:
+    files = [*folder.glob(f"{name}.parquet")] or [*folder.glob("*.arff")]
+    if len(files) != 1:
         raise CorruptDatasetError(
-            f"{folder} must have the .arff file of {name} from OpenML, it has {len(found)} of them"
+            f"{folder} must have the .arff file of {name} from OpenML, it has {len(files)} of them"
         )
     try:
-        return pandas.read_parquet(found[0]) if found[0].suffix == ".parquet" else _arff(found[0])
+        return pandas.read_parquet(files[0]) if files[0].suffix == ".parquet" else _arff(files[0])
     except (ValueError, OSError) as error:
-        raise CorruptDatasetError(f"{found[0]} cannot be read: {error}") from error
+        raise CorruptDatasetError(f"{files[0]} cannot be read: {error}") from error
 
 
 def _arff(path: Path) -> Any:
     """Read an ARFF file of numbers and categories. The last attribute is the target."""
     with path.open() as file:
         header = [line.strip() for line in takewhile(lambda line: line.strip().lower() != "@data", file)]
-        attributes = [found for line in header if (found := _ATTRIBUTE.match(line))]
+        attributes = [match for line in header if (match := _ATTRIBUTE.match(line))]
         frame = required("pandas", "datasets").read_csv(
             file,
             header=None,
-            dtype={place: float if found[2] else str for place, found in enumerate(attributes)},
+            dtype={place: float if match[2] else str for place, match in enumerate(attributes)},
             na_values=["?", ""],
             keep_default_na=False,
             comment="%",
@@ -136,7 +136,7 @@ def _arff(path: Path) -> Any:
             quotechar="'" if any("'" in line.partition("{")[2] for line in header) else '"',
         )
     frame.columns = [
-        *(found[1].strip("'\"") for found in attributes[:-1]),
+        *(match[1].strip("'\"") for match in attributes[:-1]),
         _TARGET,
     ]  # ValueError: a row has more values
     return frame

@@ -38,10 +38,10 @@ class OpenXSource(Source):
 
     def shards(self) -> list[HubFile]:
         """The archives on the hub. ValueError for an unknown id."""
-        found = [file for file in hub_files(REPO, f"{self.dataset_id}/") if file.path.endswith(".tar")]
-        if not found:
+        archives = [file for file in hub_files(REPO, f"{self.dataset_id}/") if file.path.endswith(".tar")]
+        if not archives:
             raise ValueError(unknown_id("Open X-Embodiment", self.dataset_id, IDS))
-        return found
+        return archives
 
     def download(self, folder: Path) -> Mapping[str, str]:
         return hub_download(REPO, self.shards(), folder)
@@ -237,11 +237,13 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             priority_key=priority_key,
         )
 
-    def _sampler_of(self, given: Any, replacement: bool | None, strict_length: bool) -> Any:
+    def _sampler_of(self, sampler: Any, replacement: bool | None, strict_length: bool) -> Any:
         """The sampler of a downloaded dataset."""
         if self.num_slices is None and self.slice_len is None:
-            return SamplerWithoutReplacement(shuffle=self.shuffle) if given is None and replacement is False else given
-        if given is not None:
+            return (
+                SamplerWithoutReplacement(shuffle=self.shuffle) if sampler is None and replacement is False else sampler
+            )
+        if sampler is not None:
             raise ValueError("num_slices and slice_len make a sampler: pass either them or sampler")
         slices: dict[str, Any] = {"num_slices": self.num_slices, "slice_len": self.slice_len, "traj_key": "episode"}
         if replacement is False:
@@ -257,7 +259,9 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         storage = self.storage
         if isinstance(storage, TrajectoryStream):
             rows = storage.trajectories()
-            return map(self.transform, rows if length is None else (storage.window(each, length) for each in rows))
+            return map(
+                self.transform, rows if length is None else (storage.window(trajectory, length) for trajectory in rows)
+            )
         count = self.num_slices or 1
         sampler = SliceSamplerWithoutReplacement(
             num_slices=count,
@@ -266,10 +270,10 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             shuffle=self.shuffle,
             truncated_key=length and ("next", "truncated"),
         )
-        whole = TensorDictReplayBuffer(
+        trajectories = TensorDictReplayBuffer(
             storage=storage, sampler=sampler, batch_size=count * (length or _LONGEST), generator=self._rng
         )
-        return map(self.transform, whole)
+        return map(self.transform, trajectories)
 
     def epoch_items(self) -> float:
         """The number of rows; infinity for a stream, which restarts."""

@@ -67,8 +67,8 @@ class TrajectoryStream(Storage):
         """Yield all trajectories once, numbered from `first`."""
         random = self._random()
         order = random.permutation(len(self.shards)) if self.shuffle else range(len(self.shards))
-        found = chain.from_iterable(episodes(self.shards[place]) for place in order)
-        encoded = (each for each in found if each[1])
+        all_episodes = chain.from_iterable(episodes(self.shards[place]) for place in order)
+        encoded = (episode for episode in all_episodes if episode[1])
         yield from map(trajectory, _shuffled(encoded, random) if self.shuffle else encoded, count(first))
 
     def get(self, index: Any) -> TensorDict:

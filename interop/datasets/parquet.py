@@ -118,9 +118,9 @@ class Groups:
         """Whether a row group may have values between these, by its statistics."""
         group = self._file.metadata.row_group(number)
         for place in range(group.num_columns):
-            known = group.column(place).statistics if group.column(place).path_in_schema == name else None
-            if known is not None and known.has_min_max:
-                return bool(known.max >= least and known.min <= most)
+            statistics = group.column(place).statistics if group.column(place).path_in_schema == name else None
+            if statistics is not None and statistics.has_min_max:
+                return bool(statistics.max >= least and statistics.min <= most)
         return True
 
     def _stored(self, number: int) -> int:
@@ -156,9 +156,9 @@ class Groups:
         CorruptDatasetError unless they hold so many values.
         """
         total = 0
-        found = 0
+        counted = 0
         has_dictionary = False
-        while place < end and found < values:
+        while place < end and counted < values:
             self._plain.seek(place)
             header = _Header(self._plain.read(min(end - place, _MOST_HEADER)), where)
             about = header.struct()
@@ -168,16 +168,16 @@ class Groups:
             if kind in (_DATA, _DATA_2):
                 count = _not_negative(inner.get(1), where)
                 encoding = inner.get(2 if kind == _DATA else 4)
-                if count > values - found or encoding == _DELTAS:
+                if count > values - counted or encoding == _DELTAS:
                     raise CorruptDatasetError(f"{where}: a page announces {count} values, in the encoding {encoding}")
-                found += count
+                counted += count
             elif kind == _DICTIONARY and _not_negative(inner.get(1), where) > size + 1:
                 raise CorruptDatasetError(f"{where}: a dictionary announces {inner[1]} values in {size} bytes")
             has_dictionary |= kind == _DICTIONARY
             total += size
             place += header.place + stored
-        if found != values:
-            raise CorruptDatasetError(f"{where}: its pages hold {found} values, {values} are announced")
+        if counted != values:
+            raise CorruptDatasetError(f"{where}: its pages hold {counted} values, {values} are announced")
         return total, has_dictionary
 
 
@@ -246,12 +246,12 @@ class _Header:
         """The fields by id: integers, structs, and None for others."""
         if depth > 8:
             raise self._damaged()
-        found: dict[int, Any] = {}
+        fields: dict[int, Any] = {}
         field = 0
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self._signed()
-            found[field] = self._value(head & 15, depth)
-        return found
+            fields[field] = self._value(head & 15, depth)
+        return fields
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind in (1, 2):  # True, False

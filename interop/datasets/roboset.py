@@ -58,14 +58,14 @@ class RobosetSource(Source):
         for seed, path in enumerate(local_files(folder, self.dataset_id, ".h5")):
             with opened(path) as file:
                 for name in file:
-                    if found := re.fullmatch(r"Trial([0-9]{1,18})", name):
+                    if match := re.fullmatch(r"Trial([0-9]{1,18})", name):
                         trial = datasets(file[name])
                         if missing := [key for key in _NEEDED if key not in trial]:
                             raise CorruptDatasetError(f"{path}: {name} has no {missing[0]!r}")
-                        size = sum(each.nbytes for each in trial.values())
+                        size = sum(dataset.nbytes for dataset in trial.values())
                         rows = len(trial["actions"])
                         steps = rows - _has_last_state(values(trial["actions"], slice(max(rows - 1, 0), None)))
-                        trials.append(((int(found[1]), seed, path, name), steps, size))
+                        trials.append(((int(match[1]), seed, path, name), steps, size))
         return grouped(folder, sorted(trials))
 
     def inputs(self, folder: Path) -> list[Path]:
@@ -74,8 +74,8 @@ class RobosetSource(Source):
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for number, seed, path, name in part.which:
             with opened(path) as file:
-                held = arrays(file[name])
-            yield _rows(held, f"{path}, {name}", number, seed)
+                columns = arrays(file[name])
+            yield _rows(columns, f"{path}, {name}", number, seed)
 
 
 def _has_last_state(actions: Any) -> bool:
@@ -84,24 +84,24 @@ def _has_last_state(actions: Any) -> bool:
     return last.size > 0 and last.dtype.kind == "f" and bool(np.isnan(last).all())
 
 
-def _rows(held: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
+def _rows(columns: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
     """Convert a trial to rows: T, or T - 1 transitions if its last row is the state behind them.
 
     RoboHive's logger writes a row for each time: the state, the reward and the flag of this state, and the action taken in
     it. The reward of an action is then that of the next row. Trials without the last state have rewards beside their action.
     """
-    count = len(held["actions"])
-    states = _has_last_state(held["actions"])
-    rows = nested(held, count, where)
+    count = len(columns["actions"])
+    states = _has_last_state(columns["actions"])
+    rows = nested(columns, count, where)
     done = rows["done"] = rows["done"].bool().reshape(-1, 1)
     reward = rows.pop("rewards").reshape(-1, 1)
     for name, key in ("observations", "observation"), ("env_infos", "info"), ("actions", "action"):
-        if name in held:
+        if name in columns:
             rows[key] = rows.pop(name)
     seen = rows.select("observation", "info", strict=False)
     after = seen[1:] if states else following(seen)
     out = rows[:-1] if states else rows
-    after["reward"], after["terminated"] = (each[1:] if states else each for each in (reward, done))
+    after["reward"], after["terminated"] = (column[1:] if states else column for column in (reward, done))
     after["truncated"] = torch.zeros_like(after["terminated"])
     after["truncated"][-1:] = ~after["terminated"][-1:]  # the end of a trial, whether it is flagged or not
     after["done"] = after["terminated"] | after["truncated"]

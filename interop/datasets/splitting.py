@@ -30,22 +30,22 @@ def split(storage: Storage, folder: Path, ids: Sequence[trajectory_keys.Path] = 
     rows, lengths = rows_by_trajectory(_marks(storage, keys_of(None, (), False, ids=ids)))
     bounds = np.concatenate([[0], lengths.cumsum()])
     longest = int(lengths.max())
-    made = LazyMemmapStorage(len(lengths), scratch_dir=folder)
+    out = LazyMemmapStorage(len(lengths), scratch_dir=folder)
     try:
-        write(made, _groups(storage, rows, bounds, longest, ends), len(lengths), "Splitting")
-        return len(made)
+        write(out, _groups(storage, rows, bounds, longest, ends), len(lengths), "Splitting")
+        return len(out)
     finally:
-        made.close()
+        out.close()
 
 
 def _marks(storage: Storage, keys: TrajectoryKeys) -> StepMarks:
     """The stored entries that mark trajectories."""
-    found = TensorDict({}, [len(storage)])
+    marker_entries = TensorDict({}, [len(storage)])
     for path in keys.paths():
         if columns.has(storage, path):
             with suppress(TypeError):  # text or ragged rows, which mark nothing
-                found[path] = columns.whole(storage, path)
-    marks = StepMarks.of(found, 0, keys)
+                marker_entries[path] = columns.whole(storage, path)
+    marks = StepMarks.of(marker_entries, 0, keys)
     if not any(marks.keys.groups()[:3]):
         raise ValueError(
             f"split_trajs needs an entry of one value a row that marks trajectories, one of {list(keys.paths())}: these "
@@ -64,15 +64,15 @@ def _groups(
         of_group = bounds[group : group + count + 1]
         start = int(of_group[0])
         stop = int(of_group[-1])
-        found = storage.get(slice(start, stop) if rows is None else torch.from_numpy(rows[start:stop])).copy()
+        steps = storage.get(slice(start, stop) if rows is None else torch.from_numpy(rows[start:stop])).copy()
         ids = np.repeat(np.arange(group, group + len(of_group) - 1), np.diff(of_group))
-        found["traj_ids"] = torch.from_numpy(ids)
-        made = split_trajectories(found, prefix=(), only_named_keys=True)
-        made = pad(made, [0, 0, 0, longest - made.shape[1]])
+        steps["traj_ids"] = torch.from_numpy(ids)
+        padded = split_trajectories(steps, prefix=(), only_named_keys=True)
+        padded = pad(padded, [0, 0, 0, longest - padded.shape[1]])
         if ends:
             lengths = torch.from_numpy(np.diff(of_group))
-            done = made["next", "done"].clone()
+            done = padded["next", "done"].clone()
             done[torch.arange(len(lengths)), lengths - 1] = True
             done[:, -1] = True
-            made["next", "done"] = done
-        yield made
+            padded["next", "done"] = done
+        yield padded

@@ -36,7 +36,7 @@ def space_of(every: Callable[[], Iterator[Any]]) -> "Space[Any]":
 
 
 def _entries(every: Callable[[], Iterator[Any]], key: str) -> Iterator[Any]:
-    return (each[key] for each in every())
+    return (value[key] for value in every())
 
 
 def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
@@ -50,7 +50,7 @@ def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
             raise ValueError(f"{where}: the space has the entries {[*space.spaces]}, the rows have {[*values]}")
         return {key: fitted(member, values[key], f"{where}, {key}") for key, member in space.spaces.items()}
     if isinstance(values, dict) and isinstance(space, spaces.Tuple) and len(values) == len(space.spaces):
-        return tuple(fitted(*each, where) for each in zip(space.spaces, values.values(), strict=True))
+        return tuple(fitted(*pair, where) for pair in zip(space.spaces, values.values(), strict=True))
     if isinstance(values, np.ndarray):
         kind = f"{values.dtype} {[*values.shape[1:]]}"
         fits = (space.dtype, space.shape) == (values.dtype, values.shape[1:])

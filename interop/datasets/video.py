@@ -35,10 +35,10 @@ def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[
                     after = next(decoded, None)
                 frame = None
                 distance = math.inf
-                for each in (before, after):
-                    if each is not None and abs(_time(each, path) - seconds) < distance:
-                        frame = each
-                        distance = abs(_time(each, path) - seconds)
+                for candidate in (before, after):
+                    if candidate is not None and abs(_time(candidate, path) - seconds) < distance:
+                        frame = candidate
+                        distance = abs(_time(candidate, path) - seconds)
                 if frame is None or distance > tolerance:
                     raise CorruptDatasetError(f"{path} has no frame within {tolerance} s of {seconds:.4f} s")
                 yield frame.to_ndarray(format="rgb24").transpose(2, 0, 1)
