@@ -127,31 +127,34 @@ class Sequence(SampleUnit):
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
         anchors = _coordinates(index, storage)
-        rows, count = anchors[0], anchors[0].size
+        rows = anchors[0]
+        count = anchors[0].size
         steps = np.arange(-self.burn_in, self.length + self.bootstrap)
         run = self._runs(anchors, storage)
         offsets = np.broadcast_to(steps * self.dilation, (count, steps.size))
         if self.episode_boundary == "stop":
             offsets = offsets - np.minimum(np.maximum(steps[-1] * self.dilation - run.after, 0), run.before)[:, None]
         inside = np.clip(offsets, -run.before[:, None], run.after[:, None])
-        found, each = run.rows_at(inside), steps.size
+        window_rows = run.rows_at(inside)
+        length = steps.size
         entries = {
-            "sequence_id": np.repeat(np.arange(count), each),
-            "step_in_sequence": np.tile(np.arange(each), count),
+            "sequence_id": np.repeat(np.arange(count), length),
+            "step_in_sequence": np.tile(np.arange(length), count),
             "learning_mask": np.tile((steps >= 0) & (steps < self.length), count),
             "validity_mask": (inside == offsets).reshape(-1),
-            "anchor_index": np.repeat(np.stack(anchors, -1) if len(anchors) > 1 else rows, each, 0),
+            "anchor_index": np.repeat(np.stack(anchors, -1) if len(anchors) > 1 else rows, length, 0),
         }
-        new: dict[Any, Any] = {key: _repeated(value, count, each) for key, value in info.items()}
+        new: dict[Any, Any] = {key: _repeated(value, count, length) for key, value in info.items()}
         new |= {key: torch.from_numpy(value) for key, value in entries.items()}
-        lanes = (torch.from_numpy(np.repeat(lane, each)) for lane in anchors[1:])
-        places = torch.from_numpy(found.reshape(-1)), *lanes
+        lanes = (torch.from_numpy(np.repeat(lane, length)) for lane in anchors[1:])
+        places = torch.from_numpy(window_rows.reshape(-1)), *lanes
         new["index"] = places if len(anchors) > 1 else places[0]
         return new["index"], new
 
     def _runs(self, anchors: tuple[np.ndarray, ...], storage: Storage) -> "_Runs":
         """The runs of rows that the windows of the anchors stay in."""
-        rows, index = anchors[0], self._trajectories(storage)
+        rows = anchors[0]
+        index = self._trajectories(storage)
         if index is None or (self.episode_boundary == "include_reset" and not index.is_interleaved):
             filled = storage.filled_rows
             before, after = storage.ring.around(rows, filled, storage.row_capacity(None))
@@ -164,11 +167,11 @@ class Sequence(SampleUnit):
         keys = self._keys()
         if keys is None:
             return None
-        known = self._indices.get(storage)
-        if known is None or known.keys.keys != keys:  # the attributes may be set
-            known = self._indices[storage] = StoredTrajectories(BoundaryKeys(keys))
+        trajectories = self._indices.get(storage)
+        if trajectories is None or trajectories.keys.keys != keys:  # the attributes may be set
+            trajectories = self._indices[storage] = StoredTrajectories(BoundaryKeys(keys))
         try:
-            return known.of(storage)
+            return trajectories.of(storage)
         except NoMarkersError as error:
             if self.done_key is None or self.episode_boundary == "include_reset":
                 return None
@@ -195,11 +198,11 @@ class _Runs(NamedTuple):
     rows_at: Callable[[np.ndarray], np.ndarray]
 
 
-def expanding(given: Any) -> SampleUnit | None:
+def expanding(unit: Any) -> SampleUnit | None:
     """The sample unit, or None for a `Transition` and None. TypeError for anything else."""
-    if given is not None and not isinstance(given, SampleUnit):
-        raise TypeError(f"sample_unit must be a SampleUnit, got {class_of(given)}")
-    return None if type(given) is Transition else given
+    if unit is not None and not isinstance(unit, SampleUnit):
+        raise TypeError(f"sample_unit must be a SampleUnit, got {class_of(unit)}")
+    return None if type(unit) is Transition else unit
 
 
 def expanded(unit: SampleUnit | None, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
@@ -216,7 +219,8 @@ def of_anchors(anchors: Tensor, valid: Tensor | None, values: Tensor) -> tuple[T
     Anchors [rows] or [rows, ndim], valid flags [rows] (None: all True) and values [rows] are those of the rows.
     """
     if valid is not None:
-        anchors, values = anchors[valid], values[valid]
+        anchors = anchors[valid]
+        values = values[valid]
     named, group = torch.unique(anchors, dim=0, return_inverse=True)
     highest = values.new_zeros(named.shape[0]).scatter_reduce(0, group, values, "amax", include_self=False)
     return named, highest
@@ -227,12 +231,12 @@ def _coordinates(index: Any, storage: Storage) -> tuple[np.ndarray, ...]:
     named = index if isinstance(index, tuple) else (index,)
     if len(named) != storage.ndim:
         raise ValueError(f"the storage has {storage.ndim} item dims, the index of the anchors has {len(named)}")
-    held = (each.cpu().numpy() if isinstance(each, Tensor) else np.asarray(each) for each in named)
-    return tuple(each.reshape(-1).astype(np.int64, copy=False) for each in held)
+    columns = (column.cpu().numpy() if isinstance(column, Tensor) else np.asarray(column) for column in named)
+    return tuple(column.reshape(-1).astype(np.int64, copy=False) for column in columns)
 
 
-def _repeated(value: Any, count: int, each: int) -> Any:
+def _repeated(value: Any, count: int, repeats: int) -> Any:
     """An entry of the info with every value `each` times, if it has one for each of `count` anchors."""
     if not isinstance(value, Tensor | np.ndarray) or value.ndim == 0 or value.shape[0] != count:
         return value
-    return value.repeat_interleave(each, 0) if isinstance(value, Tensor) else np.repeat(value, each, 0)
+    return value.repeat_interleave(repeats, 0) if isinstance(value, Tensor) else np.repeat(value, repeats, 0)

@@ -24,6 +24,7 @@ class ParameterScheduler(Component, ABC):
         obj: a sampler, or a buffer, whose current sampler is used.
         param_name: the attribute.
         min_value, max_value: bounds of the values.
+        choices: the arguments of a subclass by name, as its `choose` takes them.
 
     At construction, TypeError for an `obj` without a sampler and an attribute that is no real number, ValueError for an
     attribute that is missing or read-only, and for bounds that contradict each other.
@@ -32,7 +33,13 @@ class ParameterScheduler(Component, ABC):
     _CHOICES: ClassVar[tuple[str, ...]] = ("min_value", "max_value")
 
     def __init__(
-        self, obj: Any, param_name: str, min_value: float | None = None, max_value: float | None = None, **choices: Any
+        self,
+        obj: Any,
+        param_name: str,
+        min_value: float | None = None,
+        max_value: float | None = None,
+        *,
+        choices: Mapping[str, object] | None = None,
     ) -> None:
         self._obj = obj
         self.param_name = param_name
@@ -43,11 +50,12 @@ class ParameterScheduler(Component, ABC):
             raise ValueError(f"{type(sampler).__name__} has no attribute {param_name!r} that can be set")
         self.initial_value = _real(param_name, getattr(sampler, param_name))
         self._is_int = isinstance(getattr(sampler, param_name), int | np.integer)
-        self.choose({"min_value": min_value, "max_value": max_value, **choices})
+        self.choose({"min_value": min_value, "max_value": max_value, **(choices or {})})
 
     def choose(self, choices: Mapping[str, Any]) -> None:
         """Check and keep the arguments."""
-        low, high = choices.get("min_value"), choices.get("max_value")
+        low = choices.get("min_value")
+        high = choices.get("max_value")
         self.min_value = None if low is None else _real("min_value", low)
         self.max_value = None if high is None else _real("max_value", high)
         if self.min_value is not None and self.max_value is not None and self.min_value > self.max_value:
@@ -56,10 +64,10 @@ class ParameterScheduler(Component, ABC):
     @property
     def sampler(self) -> Sampler:
         """The sampler whose attribute is set."""
-        found = self._obj if isinstance(self._obj, Sampler) else getattr(self._obj, "sampler", None)
-        if not isinstance(found, Sampler):
+        sampler = self._obj if isinstance(self._obj, Sampler) else getattr(self._obj, "sampler", None)
+        if not isinstance(sampler, Sampler):
             raise TypeError(f"a scheduler needs a sampler, or a buffer that has one, got {class_of(self._obj)}")
-        return found
+        return sampler
 
     @abstractmethod
     def _value(self, count: int, current: float) -> Any:
@@ -79,17 +87,18 @@ class ParameterScheduler(Component, ABC):
         self.step_count += 1
 
     def saved_state(self) -> dict[str, Any]:
-        kept = ("param_name", "initial_value", "step_count", *self._CHOICES)
-        return {name: getattr(self, name) for name in kept}
+        names = ("param_name", "initial_value", "step_count", *self._CHOICES)
+        return {name: getattr(self, name) for name in names}
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        given, loaded = {name: entries.any(name) for name in self.saved_state()}, copy.copy(self)
-        if given["param_name"] != self.param_name:
-            entries.refuse(f"it sets {given['param_name']!r}, this scheduler sets {self.param_name!r}")
+        saved = {name: entries.any(name) for name in self.saved_state()}
+        loaded = copy.copy(self)
+        if saved["param_name"] != self.param_name:
+            entries.refuse(f"it sets {saved['param_name']!r}, this scheduler sets {self.param_name!r}")
         try:
-            loaded.initial_value = _real("initial_value", given["initial_value"])
-            loaded.step_count = whole("step_count", given["step_count"], least=0)
-            loaded.choose(given)
+            loaded.initial_value = _real("initial_value", saved["initial_value"])
+            loaded.step_count = whole("step_count", saved["step_count"], least=0)
+            loaded.choose(saved)
         except (TypeError, ValueError) as error:
             raise CheckpointCorrupt(f"{entries.where}: {error}") from error
         return lambda: self.__dict__.update(loaded.__dict__)
@@ -109,7 +118,7 @@ class LinearScheduler(ParameterScheduler):
     _CHOICES = ("final_value", "num_steps")
 
     def __init__(self, obj: Any, param_name: str, final_value: float, num_steps: int) -> None:
-        super().__init__(obj, param_name, final_value=final_value, num_steps=num_steps)
+        super().__init__(obj, param_name, choices={"final_value": final_value, "num_steps": num_steps})
 
     def choose(self, choices: Mapping[str, Any]) -> None:
         super().choose(choices)
@@ -157,7 +166,8 @@ class StepScheduler(ParameterScheduler):
         min_value: float | None = None,
         max_value: float | None = None,
     ) -> None:
-        super().__init__(obj, param_name, min_value, max_value, gamma=gamma, n_steps=n_steps, mode=mode)
+        choices = {"gamma": gamma, "n_steps": n_steps, "mode": mode}
+        super().__init__(obj, param_name, min_value, max_value, choices=choices)
 
     def choose(self, choices: Mapping[str, Any]) -> None:
         super().choose(choices)
@@ -178,8 +188,8 @@ class SchedulerList(Component):
 
     def __init__(self, schedulers: Iterable[ParameterScheduler] = ()) -> None:
         self.schedulers: list[ParameterScheduler] = []
-        for each in schedulers:
-            self.append(each)
+        for scheduler in schedulers:
+            self.append(scheduler)
 
     def append(self, scheduler: ParameterScheduler) -> None:
         """Add a scheduler at the end. TypeError for other objects."""
@@ -191,14 +201,14 @@ class SchedulerList(Component):
         """Set the next value of each."""
         before = []
         try:
-            for each in self.schedulers:
-                before.append((each, getattr(each.sampler, each.param_name), each.step_count))
-                each.step()
+            for scheduler in self.schedulers:
+                before.append((scheduler, getattr(scheduler.sampler, scheduler.param_name), scheduler.step_count))
+                scheduler.step()
         except BaseException:
-            for each, value, count in reversed(before):
-                setattr(each.sampler, each.param_name, value)
-                each.sampler.parameters_changed()
-                each.step_count = count
+            for scheduler, value, count in reversed(before):
+                setattr(scheduler.sampler, scheduler.param_name, value)
+                scheduler.sampler.parameters_changed()
+                scheduler.step_count = count
             raise
 
     def saved_state(self) -> dict[str, Any]:
@@ -209,13 +219,13 @@ class SchedulerList(Component):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each, under "0", "1" and so on."""
-        return {str(place): each.state_dict() for place, each in enumerate(self.schedulers)}
+        return {str(place): scheduler.state_dict() for place, scheduler in enumerate(self.schedulers)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state. CheckpointError for one of other schedulers; then nothing has changed."""
         if set(state_dict) != set(self.state_dict()):
             raise CheckpointMismatch(f"there are {len(self.schedulers)} schedulers, the state has {sorted(state_dict)}")
-        checked = [each.restoring(state_dict[str(place)]) for place, each in enumerate(self.schedulers)]
+        checked = [scheduler.restoring(state_dict[str(place)]) for place, scheduler in enumerate(self.schedulers)]
         for apply in checked:
             apply()
 

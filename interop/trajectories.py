@@ -37,32 +37,34 @@ def find_start_stop_traj(
     """
     if (trajectory is None) == (end is None):
         raise TypeError("give one of trajectory and end")
-    given: Any = end if trajectory is None else trajectory
-    if given.ndim == 0 or given.numel() == 0:
-        raise RuntimeError(f"there are no rows to find trajectories in: got shape {list(given.shape)}")
-    held = given if device is None else given.to(device)
-    rows, batch = held.shape[0], held.shape[1:]
+    markers: Any = end if trajectory is None else trajectory
+    if markers.ndim == 0 or markers.numel() == 0:
+        raise RuntimeError(f"there are no rows to find trajectories in: got shape {list(markers.shape)}")
+    moved = markers if device is None else markers.to(device)
+    rows = moved.shape[0]
+    batch = moved.shape[1:]
     if end is not None:
-        if held.is_floating_point() or held.is_complex():
-            raise TypeError(f"end must be bool, got {held.dtype}")
-        ends = held != 0
+        if moved.is_floating_point() or moved.is_complex():
+            raise TypeError(f"end must be bool, got {moved.dtype}")
+        ends = moved != 0
     else:
-        ends = torch.cat((held[1:] != held[:-1], (held[-1:] != held[:1])))
+        ends = torch.cat((moved[1:] != moved[:-1], (moved[-1:] != moved[:1])))
     if not at_capacity:
         ends[-1] = True
     elif cursor is not None:
         ends[_last(cursor, rows)] = True
     ends[-1] |= ~ends.any(0)  # of columns that have no end
     column, stop = ends.reshape(rows, -1).T.nonzero(as_tuple=True)
-    before, first = stop.roll(1), column != column.roll(1)
+    before = stop.roll(1)
+    first = column != column.roll(1)
     first[0] = True
     last = first.roll(-1)
     before[first] = stop[last]  # the first trajectory of a column follows its last one
     start = (before + 1) % rows
     lengths = (stop - start) % rows + 1
     places = torch.unravel_index(column, batch) if len(batch) else ()
-    found = (torch.stack((start, *places), -1), torch.stack((stop, *places), -1), lengths)
-    return tuple(each.to(given.device) for each in found)  # type: ignore[return-value]  # three of them
+    result = (torch.stack((start, *places), -1), torch.stack((stop, *places), -1), lengths)
+    return tuple(tensor.to(markers.device) for tensor in result)  # type: ignore[return-value]  # three of them
 
 
 def _last(cursor: Any, rows: int) -> int:

@@ -94,7 +94,8 @@ def restoring(
     buffer: HasComponents, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[object]
 ) -> Callable[[], None]:
     """Check a tree; the returned function loads it. Buffers `beside` load the storage if they have the same one."""
-    fields, storage = fields_of(tree, where), buffer.storage
+    fields = fields_of(tree, where)
+    storage = buffer.storage
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
@@ -103,7 +104,7 @@ def restoring(
         *restoring_settings(buffer, fields, where, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
-    if all(storage is not getattr(each, "storage", None) for each in beside):
+    if all(storage is not getattr(other, "storage", None) for other in beside):
         parts.insert(0, storage.checkpointer.restoring(storage, fields.any("storage"), source, options))
     return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, beside)])
 
@@ -113,12 +114,15 @@ def restoring(
 
 def state_dict(buffer: HasComponents) -> dict[str, Any]:
     """A copy of the state as plain values and tensors. The lock is held."""
-    generator, transforms = buffer.generator, buffer.transform.state_dict()
+    generator = buffer.generator
+    transforms = buffer.transform.state_dict()
     return {
         "_storage": buffer.storage.state_dict(),
         "_sampler": buffer.sampler.state_dict(),
         "_writer": buffer.writer.state_dict(),
-        "_transforms": {key: each.clone() if isinstance(each, Tensor) else each for key, each in transforms.items()},
+        "_transforms": {
+            key: value.clone() if isinstance(value, Tensor) else value for key, value in transforms.items()
+        },
         "_batch_size": buffer.batch_size,
         "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),
         "_rng": None if generator is None else (generator.get_state(), str(generator.device)),

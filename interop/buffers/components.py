@@ -22,14 +22,14 @@ from interop.writers import Writer
 Components = tuple[Storage, Sampler, Writer, Compose, Callable[[Any], Any]]
 
 
-def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:
+def made_component(name: str, component: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:
     """The component, or the result of a callable. TypeError for another kind."""
-    made = default() if given is None and default is not None else given
-    if not isinstance(made, kind) and callable(made):
-        made = made()
-    if not isinstance(made, kind):
-        raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {class_of(made)}")
-    return made
+    component = default() if component is None and default is not None else component
+    if not isinstance(component, kind) and callable(component):
+        component = component()
+    if not isinstance(component, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {class_of(component)}")
+    return component
 
 
 def all_made(
@@ -42,19 +42,19 @@ def all_made(
     default_writer: Callable[[bool], Writer],
 ) -> Components:
     """All components of a buffer. None stands for the default, a callable for its result."""
-    draws: Sampler = made("sampler", sampler, Sampler, RandomSampler)
+    draws: Sampler = made_component("sampler", sampler, Sampler, RandomSampler)
     room = draws.max_size if isinstance(draws, PrioritizedSampler) else 1000
-    holds: Storage = made("storage", storage, Storage, lambda: ListStorage(room, compilable=compilable))
-    writes: Writer = made("writer", writer, Writer, lambda: default_writer(compilable))
+    holds: Storage = made_component("storage", storage, Storage, lambda: ListStorage(room, compilable=compilable))
+    writes: Writer = made_component("writer", writer, Writer, lambda: default_writer(compilable))
     return holds, draws, writes, as_chain(transform), collate_fn or collate.default_for(holds)
 
 
 def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUnit | None, prefetches: bool) -> None:
     """ValueError, TypeError or RuntimeError for components that do not fit together."""
-    wanted = storage.asked_size  # before it is rounded up to whole rows
-    if isinstance(sampler, PrioritizedSampler) and sampler.max_size < wanted:
-        cure = f"build it with max_capacity={wanted}" if wanted < 2**31 else "give the storage a max_size"
-        raise ValueError(f"the sampler holds {sampler.max_size} items, the storage {wanted}: {cure}")
+    needed = storage.asked_size  # before it is rounded up to whole rows
+    if isinstance(sampler, PrioritizedSampler) and sampler.max_size < needed:
+        cure = f"build it with max_capacity={needed}" if needed < 2**31 else "give the storage a max_size"
+        raise ValueError(f"the sampler holds {sampler.max_size} items, the storage {needed}: {cure}")
     writer.check_storage(storage)
     if isinstance(storage, StorageEnsemble):
         raise TypeError("a buffer has one storage: a StorageEnsemble is for a ReplayBufferEnsemble")
@@ -70,14 +70,14 @@ def shares_of(storage: Storage, sampler: Sampler, writer: Writer, stored: Any) -
     """The shares of a storage, a sampler and a writer. `stored` is a first row as `first_row` returns it, or None."""
     if stored is not None and length_of(stored):
         stored = writer.stamped(stored, torch.arange(1, device="cpu"))
-    found = list(storage.memory_shares(stored))
+    shares = list(storage.memory_shares(stored))
     capacity = storage.max_size
     if stored is not None and isinstance(storage, TensorStorage) and storage.ndim > 1 and not storage.initialized:
         capacity = storage.table.item_capacity(stored)
-    found += sampler.memory_shares(storage, capacity)
+    shares += sampler.memory_shares(storage, capacity)
     if writer.tracks_generations and storage.max_size < 2**31:
-        found.append(Share("writer", "generations", "cpu", 8 * storage.row_capacity(stored)))
-    return found
+        shares.append(Share("writer", "generations", "cpu", 8 * storage.row_capacity(stored)))
+    return shares
 
 
 def example_of(data: Any, ndim: int, dim_extend: int) -> Any:

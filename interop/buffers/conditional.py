@@ -56,7 +56,8 @@ def update_rows(
         raise RuntimeError(f"{type(writer).__name__} tracks no generations: build it with track_generations=True")
     storage.guard.refuse_forked_child()
     places, inside = _places(index, storage)
-    generation, count = _integers("generation", generation), inside.numel()
+    generation = _integers("generation", generation)
+    count = inside.numel()
     if generation.shape != inside.shape:
         raise ValueError(f"there are {count} indices and {generation.numel()} generations: one each is needed")
     entries = _checked(storage, patch, count)
@@ -66,21 +67,23 @@ def update_rows(
     present = chosen = inside & (generation >= 0) & (writer.generations_of(places[0]) == generation)
     order = np.arange(count)
     if versions is not None:
-        held = _column(storage, as_path(version_key))
-        stored = held[tuple(each.to(held.device) for each in places)].reshape(-1).cpu()
+        column = _column(storage, as_path(version_key))
+        stored = column[tuple(coordinates.to(column.device) for coordinates in places)].reshape(-1).cpu()
         chosen = present & (versions > stored if require_newer else versions >= stored)
         order = np.lexsort((order, versions.numpy()))
         entries = {**entries, as_path(version_key): versions}
     order = order[chosen.numpy()[order]][::-1]
     winners = torch.from_numpy(order.copy())
     if len(winners) and storage.shape is not None:
-        slots = np.ravel_multi_index([each.numpy()[order] for each in places], tuple(storage.shape))
+        slots = np.ravel_multi_index([coordinates.numpy()[order] for coordinates in places], tuple(storage.shape))
         winners = winners[torch.from_numpy(np.unique(slots, return_index=True)[1])]
-        at = [each[winners] for each in places]
+        at = [coordinates[winners] for coordinates in places]
         for path, values in entries.items():
-            held = _column(storage, path)
-            values = values.detach()[winners.to(values.device)].to(held.device)
-            held[tuple(each.to(held.device) for each in at)] = values.reshape(len(winners), *held.shape[len(at) :])
+            column = _column(storage, path)
+            values = values.detach()[winners.to(values.device)].to(column.device)
+            column[tuple(coordinates.to(column.device) for coordinates in at)] = values.reshape(
+                len(winners), *column.shape[len(at) :]
+            )
         storage.edited(at[0].numpy())
     if versions is None:
         return ConditionalUpdateResult(chosen)
@@ -103,13 +106,13 @@ def _places(index: Any, storage: TensorStorage) -> tuple[list[Tensor], Tensor]:
     return [torch.where(inside, part, 0) for part in parts], inside
 
 
-def _integers(name: str, given: Any) -> Tensor:
-    held = torch.as_tensor(given, device="cpu")
-    if not isinstance(given, Tensor) and not held.numel():
-        held = held.to(torch.int64)
-    if held.dtype == torch.bool or held.is_floating_point() or held.is_complex():
-        raise TypeError(f"{name} must be integers, got {held.dtype}")
-    return held.to(torch.int64)
+def _integers(name: str, value: Any) -> Tensor:
+    integers = torch.as_tensor(value, device="cpu")
+    if not isinstance(value, Tensor) and not integers.numel():
+        integers = integers.to(torch.int64)
+    if integers.dtype == torch.bool or integers.is_floating_point() or integers.is_complex():
+        raise TypeError(f"{name} must be integers, got {integers.dtype}")
+    return integers.to(torch.int64)
 
 
 def _checked(storage: TensorStorage, patch: Any, count: int) -> dict[tuple[Any, ...], Tensor]:
@@ -119,13 +122,13 @@ def _checked(storage: TensorStorage, patch: Any, count: int) -> dict[tuple[Any, 
     entries = dict(entries_below(patch))
     storage.refuse_edit(entries)
     for path, values in entries.items():
-        held = _column(storage, path)
+        column = _column(storage, path)
         if not isinstance(values, Tensor):
             raise TypeError(f"{path} must be a tensor, got {type(values).__name__}")
-        wanted = (count, *held.shape[storage.ndim :])
-        if tuple(values.shape) != wanted or values.dtype != held.dtype:
+        shape = (count, *column.shape[storage.ndim :])
+        if tuple(values.shape) != shape or values.dtype != column.dtype:
             raise ValueError(
-                f"{path} must be {held.dtype} of shape {list(wanted)} for {count} items, got {values.dtype} of shape "
+                f"{path} must be {column.dtype} of shape {list(shape)} for {count} items, got {values.dtype} of shape "
                 f"{list(values.shape)}"
             )
     return entries
@@ -139,22 +142,24 @@ def _versions(storage: TensorStorage, entries: Any, key: NestedKey, version: Any
         return None
     if as_path(key) in entries:
         raise ValueError(f"version_key {key!r} is in the patch too: give its values as version")
-    held = _column(storage, as_path(key))
-    if held.numel() != held.shape[: storage.ndim].numel() or held.dtype == torch.bool or held.is_complex():
+    column = _column(storage, as_path(key))
+    if column.numel() != column.shape[: storage.ndim].numel() or column.dtype == torch.bool or column.is_complex():
         raise ValueError(
-            f"version_key {key!r} must hold one number an item, it holds {list(held.shape)} of {held.dtype}"
+            f"version_key {key!r} must hold one number an item, it holds {list(column.shape)} of {column.dtype}"
         )
-    given = torch.as_tensor(version, device="cpu").detach()
-    if given.ndim and given.numel() != count:
-        raise ValueError(f"version must be one number, or one for each of {count} items, got {list(given.shape)}")
-    exact = given.to(held.dtype)
-    if given.dtype == torch.bool or given.is_complex() or not torch.equal(exact.to(given.dtype), given):
-        raise ValueError(f"version_key {key!r} holds {held.dtype}, which cannot hold the given version ({given.dtype})")
+    versions = torch.as_tensor(version, device="cpu").detach()
+    if versions.ndim and versions.numel() != count:
+        raise ValueError(f"version must be one number, or one for each of {count} items, got {list(versions.shape)}")
+    exact = versions.to(column.dtype)
+    if versions.dtype == torch.bool or versions.is_complex() or not torch.equal(exact.to(versions.dtype), versions):
+        raise ValueError(
+            f"version_key {key!r} holds {column.dtype}, which cannot hold the given version ({versions.dtype})"
+        )
     return exact.reshape(-1).expand(count)
 
 
 def _column(storage: TensorStorage, path: tuple[Any, ...]) -> Tensor:
-    held = storage.column(path)
-    if held is None:
+    column = storage.column(path)
+    if column is None:
         raise RuntimeError(f"update_if_present() cannot see into a {type(storage).__name__} whose get() is replaced")
-    return held
+    return column

@@ -31,7 +31,7 @@ def owned(data: Any) -> Any:
 def as_key(index: Any) -> str | tuple[str, ...] | None:
     """The key, nested or not, of an index; None for an index of rows. A leading "_data" is ignored."""
     key = (index,) if isinstance(index, str) else index
-    if not (isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)):
+    if not (isinstance(key, tuple) and key and all(isinstance(name, str) for name in key)):
         return None
     key = key[1:] if key[0] == "_data" and len(key) > 1 else key
     return key if len(key) > 1 else key[0]
@@ -45,51 +45,52 @@ def unwrapped(index: Any) -> Any:
 # ------------------------------------------------------------------ by key
 
 
-def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> None:
+def edit(storage: Storage, values: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> None:
     """Write entries of stored tensordicts in place, at an index over items whose dims 0 and `dim` are exchanged.
 
     With `adds`, unknown entries are added to all items. The lock of the storage is held. AttributeError for other items than
     tensordicts, and the errors of `_planned`.
     """
     storage.guard.refuse_forked_child()
-    rows = storage.editable(given)
+    rows = storage.editable(values)
     if not is_tensor_collection(rows):
         raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
     rows = swapped(rows, dim)
     unknown: dict[Path, Any] | None = {} if adds and isinstance(rows, TensorDictBase) else None
-    plan = list(_planned(rows, given, index, unknown=unknown))
+    plan = list(_planned(rows, values, index, unknown=unknown))
     if unknown:
         rows = rows.copy().update(unknown)
         storage.add_columns(swapped(rows, dim))
-    for held, place, value in plan:
-        held[place] = value
+    for entry, place, value in plan:
+        entry[place] = value
     if defined_outside(storage, "get") or not storage.is_live(slice(None)):  # what was edited may be a copy
         storage[:] = swapped(rows, dim)
     storage.edited(slice(None))
 
 
 def _planned(
-    held: Any, given: Any, index: Any, path: Path = (), unknown: dict[Path, Any] | None = None
+    entry: Any, values: Any, index: Any, path: Path = (), unknown: dict[Path, Any] | None = None
 ) -> Iterator[tuple[Tensor, Any, Tensor]]:
     """Yields each stored tensor to write, the index in it, and the new values. A number fills the tensor.
 
     Unknown entries go into `unknown`, or are a KeyError without it. TypeError for other values than numbers and tensors,
     IndexError out of range, RuntimeError for another shape or dtype.
     """
-    if not is_tensor_collection(held):
-        yield held, index, _fitting(held[index], given, path)
+    if not is_tensor_collection(entry):
+        yield entry, index, _fitting(entry[index], values, path)
         return
-    if not isinstance(given, Mapping) and not is_tensor_collection(given):
-        raise TypeError(f"{_name(path)}: a tensordict is stored, got {type(given).__name__}; nothing was written")
-    stored = {as_path(key) for key in held.keys(include_nested=True)}
-    for key, value in given.items():
+    if not isinstance(values, Mapping) and not is_tensor_collection(values):
+        raise TypeError(f"{_name(path)}: a tensordict is stored, got {type(values).__name__}; nothing was written")
+    stored = {as_path(key) for key in entry.keys(include_nested=True)}
+    for key, value in values.items():
         below = as_path(key)
         if below in stored:
-            at, lazy = path + below, isinstance(held, LazyStackedTensorDict)
-            if not lazy or is_tensor_collection(held.tensordicts[0].get(below)):
-                yield from _planned(held.get(below), value, index, at, unknown)
+            at = path + below
+            lazy = isinstance(entry, LazyStackedTensorDict)
+            if not lazy or is_tensor_collection(entry.tensordicts[0].get(below)):
+                yield from _planned(entry.get(below), value, index, at, unknown)
             else:  # the stack itself would give copies
-                for item, part in _dealt(held, value, index, at):
+                for item, part in _dealt(entry, value, index, at):
                     yield item.get(below), ..., _fitting(item.get(below), part, at)
         elif unknown is not None:
             unknown[path + below] = value
@@ -97,9 +98,11 @@ def _planned(
             raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
 
 
-def _dealt(held: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> Iterator[tuple[Any, Any]]:
+def _dealt(stack: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> Iterator[tuple[Any, Any]]:
     """The items of a lazy stack at an index, each with its part of a value. A number is for all items."""
-    single, items, dim = as_int(index), held.tensordicts, held.stack_dim
+    single = as_int(index)
+    items = stack.tensordicts
+    dim = stack.stack_dim
     if single is not None:
         yield items[single], value
         return
@@ -114,9 +117,9 @@ def _dealt(held: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> I
     yield from zip(items, parts, strict=True)
 
 
-def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
+def chosen(values: Any, keys: Sequence[Any]) -> dict[Path, Any]:
     """The entries of a dict or tensordict at `keys`. KeyError for a missing one."""
-    every = given.items(include_nested=True) if is_tensor_collection(given) else given.items()
+    every = values.items(include_nested=True) if is_tensor_collection(values) else values.items()
     entries = {as_path(key): value for key, value in every}
     missing = [key for key in keys if as_path(key) not in entries]
     if missing:
@@ -169,10 +172,10 @@ def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -
         place = _coordinates(storage.shape, dim, index)
         storage[place] = _numbered(storage, writer, place[0], value)
     else:
-        held = storage[:]  # the dim lies within the items: write them as a whole
-        target = swapped(held, dim)
-        if isinstance(held, TensorDictBase):
-            value = _numbered(storage, writer, _coordinates(held.batch_size, dim, index)[0], value)
+        rows = storage[:]  # the dim lies within the items: write them as a whole
+        target = swapped(rows, dim)
+        if isinstance(rows, TensorDictBase):
+            value = _numbered(storage, writer, _coordinates(rows.batch_size, dim, index)[0], value)
         Layout.of(each_leaf(target, lambda leaf: leaf[index]), 0).flatten(value, 0)  # refuses what does not fit
         storage[:] = swapped(assigned(target, index, value), dim)
 
@@ -197,7 +200,7 @@ def _numbered(storage: Storage, writer: Writer, index: Any, value: Any) -> Any:
     if isinstance(rows, slice):
         rows = torch.tensor(range(rows.start, rows.stop, rows.step or 1), dtype=torch.int64, device="cpu")
     named = tuple(rows.shape) if isinstance(rows, Tensor) else ()
-    given = (len(value),) if isinstance(value, list) else tuple(value.batch_size)
-    if given[: len(named)] != named:
-        raise RuntimeError(f"the index names places of shape {named}, data has {given}; nothing was written")
+    batch_shape = (len(value),) if isinstance(value, list) else tuple(value.batch_size)
+    if batch_shape[: len(named)] != named:
+        raise RuntimeError(f"the index names places of shape {named}, data has {batch_shape}; nothing was written")
     return writer.stamped(value, rows)

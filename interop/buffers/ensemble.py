@@ -19,7 +19,7 @@ from interop.buffers.checkpoints import fields_of
 from interop.buffers.components import check_fit
 from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
 from interop.buffers.replay_buffer import ReplayBuffer
-from interop.buffers.request import Part, Request
+from interop.buffers.request import Request, RequestPart
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.checkpoint.state import Entries, LoadOptions, Together, described, state_for, together
 from interop.data import randomness
@@ -28,6 +28,7 @@ from interop.data.members import named, of_kind, picked, routed
 from interop.samplers import SamplerEnsemble
 from interop.shared.storage_lock import all_locked, locked
 from interop.storages import Storage, StorageEnsemble
+from interop.transforms import Transform
 from interop.transforms.chain import as_chain
 from interop.writers import WriterEnsemble
 
@@ -66,7 +67,7 @@ class ReplayBufferEnsemble(Sampled):
         storages: StorageEnsemble | None = None,
         samplers: SamplerEnsemble | None = None,
         writers: WriterEnsemble | None = None,
-        transform: Any = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,
@@ -82,7 +83,7 @@ class ReplayBufferEnsemble(Sampled):
         self._collate_fn = as_collate_fn(collate_fn) or collate.stack
         self._transform = as_chain(transform)
         components = (storages, samplers, writers)
-        if rbs and any(each is not None for each in components):
+        if rbs and any(component is not None for component in components):
             raise RuntimeError("give the buffers, or storages, samplers and writers; not both")
         if not rbs and (p is not None or sample_from_all or num_buffer_sampled is not None):
             raise RuntimeError(
@@ -101,8 +102,8 @@ class ReplayBufferEnsemble(Sampled):
         else:
             self.members, self._sampler = _made_of(*components, self._collate_fns)
         if prefetch:
-            for each in self.members:
-                each.sampler.check_fit(each.storage, each.writer, prefetches=True, expands=False)
+            for member in self.members:
+                member.sampler.check_fit(member.storage, member.writer, prefetches=True, expands=False)
         if shared:
             self._refuse_to_share()
         self._transform.set_container(self)
@@ -130,8 +131,8 @@ class ReplayBufferEnsemble(Sampled):
     @property
     def storage(self) -> StorageEnsemble:
         """The storages of the members, with their transforms."""
-        transforms = [each.transform for each in self.members]
-        return StorageEnsemble(*(each.storage for each in self.members), transforms=transforms)
+        transforms = [member.transform for member in self.members]
+        return StorageEnsemble(*(member.storage for member in self.members), transforms=transforms)
 
     @property
     def sampler(self) -> SamplerEnsemble:
@@ -142,7 +143,7 @@ class ReplayBufferEnsemble(Sampled):
     @property
     def writer(self) -> WriterEnsemble:
         """The writers of the members."""
-        return WriterEnsemble(*(each.writer for each in self.members))
+        return WriterEnsemble(*(member.writer for member in self.members))
 
     def _pass_generator(self) -> None:
         for member in self.members:
@@ -163,12 +164,12 @@ class ReplayBufferEnsemble(Sampled):
 
     # ------------------------------------------------------------------ batches
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
         sampler = self.sampler
         size = sampler.part_of(batch_size, (member.sampler.sampleable(member.storage) for member in self.members))
         chosen = sampler.choose(randomness.key(self.generator) if key is None else key)
         owners = [(place, self.members[place], own_key) for place, own_key in chosen]
-        return [Part(place, member.sampler, member.storage, size, own_key) for place, member, own_key in owners]
+        return [RequestPart(place, member.sampler, member.storage, size, own_key) for place, member, own_key in owners]
 
     def _read(self, request: Request, reserves: bool) -> Complete | None:
         reads = []
@@ -176,7 +177,8 @@ class ReplayBufferEnsemble(Sampled):
             member = self.members[part.place]
             with locked(member):
                 if reserves:
-                    part.sampler, part.storage = member.sampler, member.storage  # they may have been exchanged
+                    part.sampler = member.sampler  # it may have been exchanged, as the storage
+                    part.storage = member.storage
                     part.reserve()
                 elif not request.can_be_read(part):
                     return None
@@ -233,14 +235,14 @@ class ReplayBufferEnsemble(Sampled):
         places = named(index, len(self))
         if isinstance(places, int):
             return self.members[places][item]
-        found = []
+        batches = []
         for place in places:
             member = self.members[place]
             with locked(member):
                 data, collate_fn = collate.read(member.storage, item, self._collate_fns[place] or member.collate_fn)
                 data = editing.owned(data) if member.storage.is_live(item) else data
-            found.append(collate_fn(data))
-        return self._collate_fn(found)
+            batches.append(collate_fn(data))
+        return self._collate_fn(batches)
 
     # ------------------------------------------------------------------ priorities
 
@@ -290,7 +292,8 @@ class ReplayBufferEnsemble(Sampled):
         entry of a member with priorities, and the errors of `update_priority`, before anything changes.
         """
         self.sampler.raise_deferred()
-        routes, changes = [], []
+        routes = []
+        changes = []
         for items, index in items_of(data):
             for place, entries, slots in routed(index, self._ndims):
                 if self.members[place].sampler.takes_priorities:
@@ -316,12 +319,12 @@ class ReplayBufferEnsemble(Sampled):
     # ------------------------------------------------------------------ checkpoints and copies
 
     def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
-        with contextlib.ExitStack() as held:
-            held.enter_context(all_locked(self.members))
-            for each in (*self.members, self):
-                if each.prefetch_queue is not None:
-                    held.enter_context(each.prefetch_queue.held())
-            return held.pop_all()
+        with contextlib.ExitStack() as locks:
+            locks.enter_context(all_locked(self.members))
+            for buffer in (*self.members, self):
+                if buffer.prefetch_queue is not None:
+                    locks.enter_context(buffer.prefetch_queue.held())
+            return locks.pop_all()
 
     def _replaced_storages(self) -> list[Storage]:
         return [member.storage for member in self.members if member.storage.checkpointer.changes_rows]
@@ -354,8 +357,8 @@ class ReplayBufferEnsemble(Sampled):
         return Together([self.drop_prefetched, together(checks), *rest])
 
     def __getstate__(self) -> dict[str, Any]:
-        for each in (self, *self.members):
-            each.drop_prefetched()
+        for buffer in (self, *self.members):
+            buffer.drop_prefetched()
         state = {key: value for key, value in vars(self).items() if key not in ("_stepping", "_iterating", "_readers")}
         return state | {"_sampler": copy.copy(self._sampler).of_members([])}  # the members have their samplers
 
@@ -405,11 +408,11 @@ def _made_of(
     TypeError or ValueError for other components, and the errors of `ReplayBuffer`; nothing has changed then.
     """
     kinds = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
-    for given, (name, kind) in zip((storages, samplers, writers), kinds.items(), strict=True):
-        if type(given) is not kind:
-            found = "nothing" if given is None else type(given).__name__
+    for component, (name, kind) in zip((storages, samplers, writers), kinds.items(), strict=True):
+        if type(component) is not kind:
+            came = "nothing" if component is None else type(component).__name__
             raise TypeError(
-                f"an ensemble needs buffers, or {', '.join(kinds)}: {name} must be a {kind.__name__}, got {found}"
+                f"an ensemble needs buffers, or {', '.join(kinds)}: {name} must be a {kind.__name__}, got {came}"
             )
     assert storages is not None and samplers is not None and writers is not None
     if not len(storages) == len(samplers) == len(writers):

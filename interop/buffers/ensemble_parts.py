@@ -24,7 +24,7 @@ class MemberPart:
     def __post_init__(self) -> None:
         index: Any = self.info["index"]
         if not isinstance(index, Tensor):
-            columns = [as_tensor(each) for each in index] if isinstance(index, tuple) else None
+            columns = [as_tensor(column) for column in index] if isinstance(index, tuple) else None
             self.info = {**self.info, "index": as_tensor(index) if columns is None else torch.stack(columns, -1)}
 
     @property
@@ -33,21 +33,26 @@ class MemberPart:
 
     def marked(self) -> Any:
         """The data with the info among its entries, and a nested "index" that names the member of each item."""
-        data, info, slots = self.data, self.info, self.slots
+        data = self.data
+        info = self.info
+        slots = self.slots
         count = slots.shape[0]
         if isinstance(data, LazyStackedTensorDict) and len(data.tensordicts) == count:
             return self._marked_items(data)
-        shape, entries = data.batch_size, entries_of(data)
+        shape = data.batch_size
+        entries = entries_of(data)
         if shape[:1] != (count,):
             raise RuntimeError(
                 f"Failed to set the metadata of {count} items in a sample of batch size {list(shape)}: the transforms and "
                 "the collate_fn of a member must keep its first dim"
             )
-        steps, device = shape[1:], data.device
+        steps = shape[1:]
+        device = data.device
         if steps:  # items that are trajectories
             slots = slots.reshape(count, *(1 for _ in steps), *slots.shape[1:]).expand(*shape, *slots.shape[1:]).clone()
         if device is not None and device.type != "cpu":
-            slots, info = slots.to(device), {key: each.to(device) for key, each in info.items()}
+            slots = slots.to(device)
+            info = {key: value.to(device) for key, value in info.items()}
         ids = torch.full(shape, self.place, device=slots.device)
         index = of_entries({"index": slots, "buffer_ids": ids}, shape, device)
         if entries is not None and not steps and all(type(key) is str for key in info):
@@ -61,8 +66,8 @@ class MemberPart:
         marked = []
         for number, item in enumerate(data.tensordicts):
             row = {key: value[number : number + 1] for key, value in self.info.items()}
-            [made] = MemberPart(self.place, item.unsqueeze(0), row).marked().unbind(0)
-            marked.append(made)
+            [part] = MemberPart(self.place, item.unsqueeze(0), row).marked().unbind(0)
+            marked.append(part)
         return lazy_stack(marked, 0)
 
 
@@ -112,7 +117,9 @@ def _numbered(items: TensorDictBase) -> Iterator[tuple[TensorDictBase, TensorDic
     index = items.get("index", None)
     if not isinstance(index, TensorDictBase) or not {"index", "buffer_ids"} <= set(index.keys()):
         raise KeyError('the sample has no "index" of an ensemble: pass one that came from sample(), with its index')
-    count, (slots, ids) = items.batch_size[0], (index["index"], index["buffer_ids"])
+    count = items.batch_size[0]
+    slots = index["index"]
+    ids = index["buffer_ids"]
     rest = -1 if count else 1
     slots = slots.reshape(count, rest, slots.shape[ids.ndim :].numel())[:, 0]
     yield items, TensorDict({"index": slots, "buffer_ids": ids.reshape(count, rest)[:, 0]}, [count])

@@ -12,17 +12,19 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.buffers.request import Part
+from interop.buffers.request import RequestPart
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data import randomness
 from interop.data.keys import as_path, checked_key
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host.trajectories import lanes_of
-from interop.sample_units import expanding
+from interop.sample_units import SampleUnit, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.boundary_keys import BoundaryKeys, NoMarkersError
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage, columns
+from interop.transforms import Transform
 from interop.writers import Writer
 
 _TAG = 0x4845  # separates the draws of goals from the draws of items with the same key
@@ -69,7 +71,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         traj_key: an entry of episode ids, besides the default ones of `SliceSampler`.
         only_named_keys: only `end_key`, those beside it, and `traj_key` count.
         sampler: draws the transitions.
-        **kwargs: as for `TensorDictReplayBuffer`; there is no sample unit.
+        sample_unit: only None or a `Transition`.
+
+    The other arguments are those of `TensorDictReplayBuffer`.
     """
 
     def __init__(
@@ -85,13 +89,29 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
         sampler: Sampler | Callable[[], Sampler] | None = None,
-        **kwargs: Any,
+        storage: Storage | Callable[[], Storage] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         if not callable(reward_fn):
             raise TypeError(f"reward_fn must be callable, got {type(reward_fn).__name__}")
         if not 0 <= her_ratio <= 1:
             raise ValueError(f"her_ratio must be in [0, 1], got {her_ratio}")
-        if expanding(kwargs.get("sample_unit")) is not None:
+        if expanding(sample_unit) is not None:
             raise ValueError("sample_unit and hindsight exclude each other: a window would have several goals")
         self.reward_fn = reward_fn
         self.her_ratio = float(her_ratio)
@@ -102,8 +122,27 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.end_key = _path("end_key", end_key)
         self.traj_key = checked_key("traj_key", traj_key)
         self.only_named_keys = bool(only_named_keys)
-        self._found: tuple[Any, _Entries] | None = None  # a layout and its entries
-        super().__init__(sampler=sampler, **kwargs)
+        self._cached_entries: tuple[Any, _Entries] | None = None  # a layout and its entries
+        super().__init__(
+            sampler=sampler,
+            storage=storage,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         super()._check_fit(storage, sampler, writer)
@@ -115,7 +154,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
         return super()._plan(batch_size, key)
@@ -126,8 +165,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         first = super()._revision(info, key)
         drawn = info["index"] if isinstance(info["index"], tuple) else (info["index"],)
         coordinates = [
-            (each.cpu().numpy() if isinstance(each, Tensor) else np.asarray(each)).astype(np.int64, copy=False)
-            for each in drawn
+            (column.cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)).astype(np.int64, copy=False)
+            for column in drawn
         ]
         lengths = self._sampler.slice_lengths()  # steps that are drawn together have one goal
         units = len(coordinates[0]) if lengths is None else len(lengths)
@@ -137,7 +176,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         ends = slice(count) if lengths is None else lengths[:count].cumsum() - 1
         entries = self._entries()
         shares = randomness.generator_of(key ^ np.uint32(_TAG)).random(count)
-        slots = self._goal_slots([each[ends] for each in coordinates], entries.episodes, shares)
+        slots = self._goal_slots([column[ends] for column in coordinates], entries.episodes, shares)
         goals = columns.read(
             self._storage, entries.reached, slots if lengths is None else slots.repeat(lengths[:count])
         )
@@ -178,10 +217,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         """Set the flags of relabelled transitions; truncated ones stay done."""
         keys = self._flags()
         done, terminated, truncated = (data.get(key)[:count] if key in entries.flags else None for key in keys)
-        held = done if terminated is None else terminated
-        if held is None:
+        flags = done if terminated is None else terminated
+        if flags is None:
             raise KeyError(f"reward_fn says what is terminal, but neither {keys[0]} nor {keys[1]} is stored")
-        now = _fitting("terminated", terminal, held)
+        now = _fitting("terminated", terminal, flags)
         if done is not None:
             if truncated is None:
                 truncated = torch.zeros_like(done) if terminated is None else done & ~terminated
@@ -195,9 +234,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     def _entries(self) -> "_Entries":
         """The entries that hindsight uses; cached for a layout. KeyError for missing ones."""
         layout = self._storage.item_layout
-        if self._found is None or layout is None or self._found[0] is not layout:
-            self._found = layout, self._find_entries()
-        return self._found[1]
+        if self._cached_entries is None or layout is None or self._cached_entries[0] is not layout:
+            self._cached_entries = layout, self._find_entries()
+        return self._cached_entries[1]
 
     def _find_entries(self) -> "_Entries":
         stored = partial(columns.has, self._storage)
@@ -209,8 +248,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         flags = [key for key in self._flags() if stored(key)]
         ends = list(dict.fromkeys((self.end_key, *self._flags()[1:])))
         episodes = StoredTrajectories(BoundaryKeys(TrajectoryKeys.chosen(self.traj_key, ends, self.only_named_keys)))
-        if self._found is not None and self._found[1].episodes.keys.keys == episodes.keys.keys:
-            episodes = self._found[1].episodes  # it knows the rows
+        if self._cached_entries is not None and self._cached_entries[1].episodes.keys.keys == episodes.keys.keys:
+            episodes = self._cached_entries[1].episodes  # it knows the rows
         try:
             BoundaryKeys(episodes.keys.keys).find(self._storage)
         except NoMarkersError:
@@ -229,8 +268,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                 )
         return _Entries(goals, reached, flags, episodes)
 
-    def _kept(self) -> dict[str, Any]:
-        return {**super()._kept(), "_found": None}
+    def _copied_attributes(self) -> dict[str, Any]:
+        return {**super()._copied_attributes(), "_cached_entries": None}
 
 
 class _Entries(NamedTuple):
@@ -256,21 +295,21 @@ def _path(name: str, key: object) -> tuple[str, ...]:
 
 def _put(data: TensorDictBase, key: tuple[str, ...], values: Tensor) -> None:
     """Set an entry of the first rows."""
-    held = data.get(key)
-    held[: values.shape[0]] = values.to(held.device)
-    if data.get(key) is not held:  # a copy, as of a lazy stack
-        data.set(key, held)
+    entry = data.get(key)
+    entry[: values.shape[0]] = values.to(entry.device)
+    if data.get(key) is not entry:  # a copy, as of a lazy stack
+        data.set(key, entry)
 
 
-def _fitting(name: str, value: Any, held: Tensor) -> Tensor:
+def _fitting(name: str, value: Any, stored: Tensor) -> Tensor:
     """A result of `reward_fn` in the shape and dtype of the stored entry. TypeError or ValueError if it does not fit."""
     if not isinstance(value, Tensor):
         raise TypeError(f"reward_fn must return {name} as a tensor, got {type(value).__name__}")
-    count = held.shape[0]
-    if value.shape not in (held.shape, (count,), (count, 1)) or value.numel() != held.numel():
+    count = stored.shape[0]
+    if value.shape not in (stored.shape, (count,), (count, 1)) or value.numel() != stored.numel():
         raise ValueError(
-            f"reward_fn returned {name} of shape {list(value.shape)} for {count} items of {list(held.shape)}"
+            f"reward_fn returned {name} of shape {list(value.shape)} for {count} items of {list(stored.shape)}"
         )
-    if not torch.can_cast(value.dtype, held.dtype):
-        raise TypeError(f"reward_fn returned {name} of {value.dtype}, stored are {held.dtype}")
-    return value.detach().to(held.device, held.dtype).reshape(held.shape)
+    if not torch.can_cast(value.dtype, stored.dtype):
+        raise TypeError(f"reward_fn returned {name} of {value.dtype}, stored are {stored.dtype}")
+    return value.detach().to(stored.device, stored.dtype).reshape(stored.shape)

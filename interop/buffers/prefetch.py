@@ -93,21 +93,24 @@ class Prefetch:
             lock: held while requests are filled. It is taken before the lock of the queue, as in writes that drop the queue.
             settings: of the samplers. Requests of other settings are undone, and drawn anew.
         """
-        pending, call = None, object()
+        pending = None
+        call = object()
         now = time.monotonic()
-        self._away, self._called = now - self._called, now
+        self._away = now - self._called
+        self._called = now
         try:
             with self.mutex:
                 if self._queue and not self._queue[0].has(settings):
                     self.drop()
                 pending = self._oldest(call)
                 if pending is None and self._error is not None:
-                    error, self._error = self._error, None
+                    error = self._error
+                    self._error = None
                     raise error
             batch = self._timed(draw) if pending is None else self._await(pending, draw)
         except BaseException:
             if pending is None:  # perhaps it was interrupted before it knew its request
-                pending = next((each for each in self._queue if each.awaited is call), None)
+                pending = next((request for request in self._queue if request.awaited is call), None)
             if pending is not None and not pending.returned:
                 self.drop()
             raise
@@ -126,10 +129,10 @@ class Prefetch:
 
     def _oldest(self, call: object) -> Request | None:
         """The oldest request that no call waits for. This call waits for it from now on."""
-        for each in self._queue:
-            if each.awaited is None:
-                each.awaited = call
-                return each
+        for request in self._queue:
+            if request.awaited is None:
+                request.awaited = call
+                return request
         return None
 
     def _request(
@@ -224,7 +227,7 @@ class Prefetch:
     def make_next(self) -> None:
         """Make the batch of the oldest request that nobody has begun."""
         with self.mutex:
-            pending = next((each for each in self._queue if each.closed and each.task.claim()), None)
+            pending = next((request for request in self._queue if request.closed and request.task.claim()), None)
         if pending is not None:
             pending.task.run(partial(self._timed, pending.make))
 
@@ -233,11 +236,12 @@ class Prefetch:
 
         It ends where all are begun, and where threads begin at once again, which this thread would keep from doing so.
         """
-        quiet, at_once = time.monotonic() - self._called, self._begins_at_once
+        quiet = time.monotonic() - self._called
+        at_once = self._begins_at_once
         if quiet < _WATCHED and not at_once:
             return _WATCHED - quiet
         with self.mutex:
-            left = sum(each.closed and not each.task.claimed for each in self._queue)
+            left = sum(request.closed and not request.task.claimed for request in self._queue)
             if at_once or not left:
                 self._watched = False
             for _ in range(left if at_once else left - 1):
@@ -260,7 +264,7 @@ class Prefetch:
             yield
 
     def __len__(self) -> int:
-        return sum(each.awaited is None for each in self._queue)
+        return sum(request.awaited is None for request in self._queue)
 
     def __reduce__(self) -> Any:
         return Prefetch, (self.depth,)
@@ -289,10 +293,10 @@ def _end(calls: "SimpleQueue[Any]", threads: int) -> None:
 def _end_all() -> None:
     """At the end of the program: threads that run programs of torch or JAX then may end in a crash."""
     until = time.monotonic() + _PATIENCE
-    for each in list(_living):
+    for prefetch in list(_living):
         with contextlib.suppress(Exception):
-            each.drop()
-            each.end()
+            prefetch.drop()
+            prefetch.end()
     for thread in threading.enumerate():
         if thread.name.startswith(_NAME) and thread.ident != _thread.get_ident():
             thread.join(max(0.0, until - time.monotonic()))

@@ -4,14 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensordict import NestedKey
 
-from interop.buffers.components import made
+from interop.buffers.components import made_component
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.arguments import class_of
+from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, Sampler
 from interop.shared.storage_lock import locked
 from interop.storages import ListStorage, Storage
+from interop.transforms import Transform
+from interop.writers import Writer
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -26,7 +31,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler: replaces the one made from these arguments.
         sampler_device: device of the priorities; None follows the storage.
         sync: with False, other processes may write into the buffer: see below.
-        **others: as for `ReplayBuffer`.
+
+    The other arguments are those of `ReplayBuffer`.
 
     With `sync=False` the sampler stays in this process. Workers can only write: `sample`, `update_priority`, `dumps` and
     `loads` are RuntimeErrors there. Each call here first gives the rows that workers wrote the highest priority, in
@@ -44,7 +50,21 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler: Sampler | None = None,
         sampler_device: torch.device | str | None = None,
         sync: bool = True,
-        **others: Any,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
     ) -> None:
         self._workers_only_write = not sync
         if sampler is not None and sampler_device is not None:
@@ -54,7 +74,25 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if sampler is None:
             storage = ListStorage(1000) if storage is None else storage
             sampler = PrioritizedSampler(_capacity(storage), alpha, beta, eps, dtype, device=sampler_device)
-        super().__init__(storage=storage, sampler=sampler, **others)
+        super().__init__(
+            storage=storage,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+        )
 
     @property
     def prioritized_sampler(self) -> Sampler:
@@ -76,7 +114,8 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         sync: with False workers write and this process draws, as for `PrioritizedReplayBuffer`. `add` and `extend` then
             ignore priorities in the data: new rows get the highest one.
         compilable: passed to the default storage.
-        **others: as for `TensorDictReplayBuffer`.
+
+    The other arguments are those of `TensorDictReplayBuffer`.
     """
 
     def __init__(
@@ -90,12 +129,49 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         sync: bool = True,
         reduction: str = "max",
         compilable: bool = False,
-        **others: Any,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         self._workers_only_write = not sync
-        held: Storage = made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
-        sampler = PrioritizedSampler(_capacity(held), alpha, beta, eps, reduction=reduction, device=sampler_device)
-        super().__init__(storage=held, sampler=sampler, compilable=compilable, **others)
+        made_storage: Storage = made_component(
+            "storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable)
+        )
+        sampler = PrioritizedSampler(
+            _capacity(made_storage), alpha, beta, eps, reduction=reduction, device=sampler_device
+        )
+        super().__init__(
+            storage=made_storage,
+            sampler=sampler,
+            compilable=compilable,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
 
 def _capacity(storage: Storage) -> int:

@@ -18,12 +18,13 @@ import fbuf
 from fbuf.checkpoint import Fields, Source, Writing
 from fbuf.memory_plan import Plan, Share
 from interop.buffers import checkpoints, collate, editing
-from interop.buffers.components import all_made, check_fit, example_of, first_row, made, shares_of
+from interop.buffers.components import all_made, check_fit, example_of, first_row, made_component, shares_of
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.ray_actors import actor_class
-from interop.buffers.request import Part, Request, reads_slots
+from interop.buffers.request import Request, RequestPart, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import randomness
 from interop.data.arguments import whole
@@ -44,6 +45,7 @@ from interop.storages import Storage, TensorStorage
 from interop.storages.all_or_nothing import Undoable, finish_or_undo
 from interop.storages.batches import read_batch
 from interop.storages.storage import Follower, is_undoable
+from interop.transforms import Compose, Transform
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
 
@@ -95,11 +97,11 @@ class ReplayBuffer(Sampled):
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         prefetch: int | None = None,
-        transform: Any = None,
-        transform_factory: Callable[[], Any] | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
-        checkpointer: Any = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
         generator: torch.Generator | None = None,
         shared: bool = False,
         compilable: bool | None = None,
@@ -155,10 +157,17 @@ class ReplayBuffer(Sampled):
         if self._workers_only_write and storage.ndim != 1:
             raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
 
-    def _join(self, storage: Storage, sampler: Sampler, writer: Writer, *others: Any) -> None:
+    def _join(
+        self,
+        storage: Storage,
+        sampler: Sampler,
+        writer: Writer,
+        chain: Compose | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
         """Connect the components with each other and with this buffer. The lock of the storage is held.
 
-        `others` are a chain of transforms and a collate function.
+        None keeps the chain of transforms and the collate function.
         """
         self._check_fit(storage, sampler, writer)
         if self._workers_only_write:
@@ -173,25 +182,29 @@ class ReplayBuffer(Sampled):
             before["_writer"].vacant = None
         if isinstance(writer, RoundRobinWriter):
             writer.vacant = sampler.vacant if isinstance(sampler, ConsumingSampler) else None
-        if others:
-            others[0].set_container(self)
-            self._transform, self._collate_fn = others
+        if chain is not None and collate_fn is not None:
+            chain.set_container(self)
+            self._transform = chain
+            self._collate_fn = collate_fn
         if self._shared:
             storage.share()
-        self._storage, self._sampler, self._writer = storage, sampler, writer
+        self._storage = storage
+        self._sampler = sampler
+        self._writer = writer
         self._reads_slots = self._unit is None and reads_slots(storage, sampler)
         own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
-        self._undoable = tuple(each for each, changes in own if changes)
+        self._undoable = tuple(component for component, changes in own if changes)
         storage.attach(self)
         self._pass_generator()
 
     def _pass_generator(self) -> None:
-        for each in (self._storage, self._sampler, self._writer):
-            each.buffer_generator = self._rng
+        for component in (self._storage, self._sampler, self._writer):
+            component.buffer_generator = self._rng
 
     def renew(self) -> None:  # in a forked child
-        self._sampler, self._reads_slots = DrawnElsewhere(), False
-        self._undoable = tuple(each for each in self._undoable if not isinstance(each, Sampler))
+        self._sampler = DrawnElsewhere()
+        self._reads_slots = False
+        self._undoable = tuple(component for component in self._undoable if not isinstance(component, Sampler))
 
     def __getattr__(self, name: str) -> Any:
         if name in _MADE_LATE and self.__dict__.get("_make_components") is not None:
@@ -252,19 +265,19 @@ class ReplayBuffer(Sampled):
         "utilization" (size / capacity).
         """
         storage = self._storage if self.initialized else self._known_storage
-        found: dict[str, int | float | bool] = {
+        numbers: dict[str, int | float | bool] = {
             "size": len(self) if self.initialized else 0,
             "write_count": self.write_count if self.initialized else 0,
             "prefetch_queue_size": 0 if self._prefetch is None else len(self._prefetch),
             "initialized": self.initialized,
         }
         if storage is not None:
-            found |= {"capacity": storage.max_size, "utilization": found["size"] / storage.max_size}
-        return found
+            numbers |= {"capacity": storage.max_size, "utilization": numbers["size"] / storage.max_size}
+        return numbers
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Replace the storage. Returns the previous one."""
-        new = made("storage", storage, Storage)
+        new = made_component("storage", storage, Storage)
         chosen = as_collate_fn(collate_fn) or collate.default_for(new)
         try:
             while True:
@@ -290,7 +303,7 @@ class ReplayBuffer(Sampled):
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler; the new one draws from the stored rows. Returns the previous one."""
-        new = made("sampler", sampler, Sampler)
+        new = made_component("sampler", sampler, Sampler)
         new.check_batch_size(self._batch_size)
         with locked(self):
             before = self._sampler
@@ -303,7 +316,7 @@ class ReplayBuffer(Sampled):
 
     def set_writer(self, writer: Writer) -> Writer:
         """Replace the writer. Returns the previous one."""
-        new = made("writer", writer, Writer)
+        new = made_component("writer", writer, Writer)
         with locked(self):
             before = self._writer
             finished(partial(self._join, self._storage, self._sampler, new))
@@ -371,7 +384,8 @@ class ReplayBuffer(Sampled):
             with locked(self):
                 return self._write(stored, many, with_priorities)
         with locked(self):
-            kept, counts = chain.snapshot(), (self._storage.ring.counts, self._writer.write_count)
+            snapshot = chain.snapshot()
+            counts = (self._storage.ring.counts, self._writer.write_count)
             try:
                 stored = self._to_store(data, lift)
                 grew = is_tensor_collection(stored) and stored.ndim > data.ndim
@@ -379,7 +393,7 @@ class ReplayBuffer(Sampled):
             except BaseException:
                 if (self._storage.ring.counts, self._writer.write_count) == counts:
                     with uninterrupted():
-                        chain.restore(kept)
+                        chain.restore(snapshot)
                 raise
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
@@ -401,10 +415,14 @@ class ReplayBuffer(Sampled):
     def _write(self, stored: Any, many: bool, with_priorities: bool) -> Any:
         """Write items, and give the samplers of all buffers on the storage their slots. The lock is held."""
         self._writer.refuse_write("extend" if many else "add")
-        storage, sampler, transforms = self._storage, self._sampler, self._transform.count
+        storage = self._storage
+        sampler = self._sampler
+        transforms = self._transform.count
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
-        buffers, followed, undoable = storage.followers.all(), False, self._undoable
+        buffers = storage.followers.all()
+        followed = False
+        undoable = self._undoable
         for buffer in buffers:
             if (other := getattr(buffer, "sampler", None)) is None:
                 continue
@@ -418,16 +436,19 @@ class ReplayBuffer(Sampled):
             stored = list(stored)  # it may be written twice
         counts = counts_of(storage) if followed else None
         counters = storage.ring.cells.tobytes()
-        kept = [(each, each.before_write()) for each in undoable] if undoable else ()
+        undo_states = [(component, component.before_write()) for component in undoable] if undoable else ()
         try:
             return self._write_all(stored, many, priority, buffers)
         except BaseException:
             again = partial(self._write_all, stored, many, priority, buffers)
-            finish_or_undo(storage, counters, kept, again, counts=counts)
+            finish_or_undo(storage, counters, undo_states, again, counts=counts)
             raise
 
     def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:
-        storage, writer, sampler, dim = self._storage, self._writer, self._sampler, self.dim_extend
+        storage = self._storage
+        writer = self._writer
+        sampler = self._sampler
+        dim = self.dim_extend
         index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
@@ -455,7 +476,7 @@ class ReplayBuffer(Sampled):
         with locked(self):
             self._sampler.raise_deferred()
             if isinstance(index, tuple):
-                index = torch.stack([torch.as_tensor(each) for each in index], -1)
+                index = torch.stack([torch.as_tensor(coordinates) for coordinates in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
                 priority = priority.transpose(0, self.dim_extend).flatten()
             self._sampler.update_priority(index, priority, storage=self._storage)
@@ -486,12 +507,13 @@ class ReplayBuffer(Sampled):
                     for buffer in buffers:
                         buffer.forget(empty_write_count)
 
-            counters, undoable = storage.ring.cells.tobytes(), [storage, *(buffer.writer for buffer in buffers)]
-            kept = [(each, each.before_write()) for each in undoable]
+            counters = storage.ring.cells.tobytes()
+            undoable = [storage, *(buffer.writer for buffer in buffers)]
+            undo_states = [(component, component.before_write()) for component in undoable]
             try:
                 write()
             except BaseException:
-                finish_or_undo(storage, counters, kept, write, finish=True)
+                finish_or_undo(storage, counters, undo_states, write, finish=True)
                 raise
 
     def forget(self, empty_write_count: bool = True) -> None:
@@ -521,11 +543,11 @@ class ReplayBuffer(Sampled):
     def _info(self, info: dict[Any, Any]) -> dict[Any, Any]:
         """The info on the device of the storage."""
         device = getattr(self._storage, "device", None)
-        return {key: _moved(each, device) for key, each in info.items()} if isinstance(device, torch.device) else info
+        return {key: _moved(value, device) for key, value in info.items()} if isinstance(device, torch.device) else info
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
         key = randomness.key(self._rng) if key is None else key
-        return [Part(0, self._sampler, self._storage, batch_size, key)]
+        return [RequestPart(0, self._sampler, self._storage, batch_size, key)]
 
     def _read(self, request: Request, reserves: bool) -> Complete | None:
         [part] = request.parts
@@ -535,7 +557,7 @@ class ReplayBuffer(Sampled):
             return None
         return self.read(part)
 
-    def read(self, part: Part, collate_fn: Callable[[Any], Any] | None = None) -> Complete:
+    def read(self, part: RequestPart, collate_fn: Callable[[Any], Any] | None = None) -> Complete:
         """Draw and read the items of a request. The returned function completes the batch outside of the lock.
 
         `collate_fn` replaces that of the buffer.
@@ -546,13 +568,21 @@ class ReplayBuffer(Sampled):
         order = Order.of(self, info["index"], info) if self._transform.count else None
         return partial(self._complete, data, info, collate_fn, revise, order)
 
-    def _complete(self, data: Any, info: dict[Any, Any], *how: Any) -> tuple[Any, dict[Any, Any]]:
-        return self.completed(data, *how), info
+    def _complete(
+        self,
+        data: Any,
+        info: dict[Any, Any],
+        collate_fn: Callable[[Any], Any],
+        revise: Callable[[Any], Any] | None,
+        order: Order | None,
+    ) -> tuple[Any, dict[Any, Any]]:
+        return self.completed(data, collate_fn, revise, order), info
 
-    def _gather(self, part: Part, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
+    def _gather(self, part: RequestPart, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """Copies of the drawn items, and the info. The lock is held."""
         if self._reads_slots:
-            storage, sampler = cast(TensorStorage, part.storage), cast(DrawingSampler, part.sampler)
+            storage = cast(TensorStorage, part.storage)
+            sampler = cast(DrawingSampler, part.sampler)
             marks = self._marks_samples and not self._transform.count  # transforms see what is stored
             if part.reservation is None:
                 batch = sampler.draw_batch(storage, part.size, part.key, marks)
@@ -653,12 +683,12 @@ class ReplayBuffer(Sampled):
 
         `clone` has no effect: values are always copied.
         """
-        given = input_dict_or_td if keys_to_update is None else editing.chosen(input_dict_or_td, keys_to_update)
-        return self._edit(given, adds=True)
+        values = input_dict_or_td if keys_to_update is None else editing.chosen(input_dict_or_td, keys_to_update)
+        return self._edit(values, adds=True)
 
-    def _edit(self, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> Self:
+    def _edit(self, values: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> Self:
         with locked(self):
-            editing.edit(self._storage, given, index, dim, adds)
+            editing.edit(self._storage, values, index, dim, adds)
         return self
 
     def update_if_present(
@@ -715,12 +745,12 @@ class ReplayBuffer(Sampled):
         """The first row of data as it would be stored."""
         chain = self._transform
         data = example_of(data, self._storage.ndim, self.dim_extend)
-        kept = chain.snapshot() if chain.keeps else None
+        snapshot = chain.snapshot() if chain.keeps else None
         try:
             stored = self._to_store(data)
         finally:
-            if kept is not None:
-                chain.restore(kept)
+            if snapshot is not None:
+                chain.restore(snapshot)
         if stored is None:
             raise RuntimeError("a transform wants nothing of this data stored: give plan() more rows")
         return first_row(swapped(stored, self.dim_extend))
@@ -749,7 +779,7 @@ class ReplayBuffer(Sampled):
         if transforms not in ("refuse", "drop"):
             raise ValueError(f"transforms must be 'refuse' or 'drop', got {transforms!r}")
         with locked(self):
-            lost = [repr(each) for each in self._transform]
+            lost = [repr(transform) for transform in self._transform]
             lost += [] if self._collate_fn in (collate.identity, collate.stack, collate.lazily) else ["collate_fn"]
             if lost and transforms == "refuse":
                 raise TypeError(
@@ -815,7 +845,7 @@ class ReplayBuffer(Sampled):
         """The rows of the storage were replaced: other buffers on it, except those `beside`, start over."""
         self._sampler.reloaded(self._storage)
         for buffer in self._storage.followers.buffers():
-            if all(buffer is not each for each in (self, *beside)):
+            if all(buffer is not other for other in (self, *beside)):
                 buffer.sampler.clear()
                 buffer.sampler.take_over(self._storage)
                 buffer.drop_prefetched()
@@ -830,14 +860,14 @@ class ReplayBuffer(Sampled):
     def _replaced_storages(self) -> list[Storage]:
         return [self._storage] if self._storage.checkpointer.changes_rows else []
 
-    def _kept(self) -> dict[str, Any]:
+    def _copied_attributes(self) -> dict[str, Any]:
         """The attributes of copies and pickles. The lock is held."""
         self.drop_prefetched()
         return {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
 
     def __getstate__(self) -> dict[str, Any]:
         with self._unchanging():
-            state = self._kept()
+            state = self._copied_attributes()
             if not starting_a_worker():
                 parts = copy.deepcopy([state[name] for name in _COMPONENTS])
                 state.update(zip(_COMPONENTS, parts, strict=True))
@@ -849,7 +879,7 @@ class ReplayBuffer(Sampled):
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         with self._unchanging():
-            state = copy.deepcopy(self._kept(), memo)
+            state = copy.deepcopy(self._copied_attributes(), memo)
         twin.__setstate__(state)
         return twin
 
@@ -882,5 +912,5 @@ def _warns_of_batches() -> bool:
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, tuple):
-        return tuple(_moved(each, device) for each in value)
+        return tuple(_moved(entry, device) for entry in value)
     return value.to(device) if isinstance(value, Tensor | TensorDict) else value

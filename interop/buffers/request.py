@@ -19,7 +19,7 @@ from interop.storages import Storage, TensorStorage
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Part:
+class RequestPart:
     """The part of a batch that one buffer gives."""
 
     place: int  # of the member of an ensemble
@@ -62,11 +62,14 @@ class Part:
 
         Storage and sampler satisfy `reads_slots`.
         """
-        sampler, storage = cast(DrawingSampler, self.sampler), cast(TensorStorage, self.storage)
+        sampler = cast(DrawingSampler, self.sampler)
+        storage = cast(TensorStorage, self.storage)
         if self.reservation is None:
             slots, info, leaves = sampler.draw_slots(storage, self.size, self.key)
         else:
-            slots, info, leaves = self.reservation.slots, self.reservation.info, []
+            slots = self.reservation.slots
+            info = self.reservation.info
+            leaves = []
         info["index"] = sampler.index_of(slots, storage)
         return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
 
@@ -97,29 +100,31 @@ class Request:
 
     def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
         """Begin a request with keys from these generators; None for torch's global one."""
-        self.parts: list[Part] = []
+        self.parts: list[RequestPart] = []
         self.closed = self.dropped = self.returned = False
         self.awaited = None
-        used = [torch.default_generator if each is None else each for each in generators]
-        self._before = [(each, each.get_state()) for each in used]
+        used = [torch.default_generator if generator is None else generator for generator in generators]
+        self._before = [(generator, generator.get_state()) for generator in used]
 
     def close(self, make: Callable[[], Any], settings: tuple[Any, ...]) -> None:
         """All keys were made; `make` makes the batch, and the samplers have these settings."""
-        self._after = [each.get_state() for each, _ in self._before]
-        self.task, self.make, self._settings = Task(), make, settings
+        self._after = [generator.get_state() for generator, _ in self._before]
+        self.task = Task()
+        self.make = make
+        self._settings = settings
         self.closed = True
 
     def has(self, settings: tuple[Any, ...]) -> bool:
         """Whether the samplers had these settings."""
-        known = self._settings
-        return len(known) == len(settings) and all(map(operator.is_, known, settings))
+        own = self._settings
+        return len(own) == len(settings) and all(map(operator.is_, own, settings))
 
     @property
     def is_current(self) -> bool:
         """Whether its batch can be returned."""
         return not self.dropped and all(part.reservation is None or part.reservation.is_current for part in self.parts)
 
-    def can_be_read(self, part: Part) -> bool:
+    def can_be_read(self, part: RequestPart) -> bool:
         """Whether it was neither dropped nor made stale by a write. The lock of the storage is held."""
         if not self.dropped and part.reservation is not None and not part.reservation.is_own:
             part.sampler.catch_up(part.storage)

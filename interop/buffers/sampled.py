@@ -18,7 +18,7 @@ from fbuf.checkpoint import Fields, Source, Verify, Writing, load
 from interop.buffers import checkpoints
 from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
-from interop.buffers.request import Part, Request
+from interop.buffers.request import Request, RequestPart
 from interop.checkpoint.state import Aliases, LoadOptions
 from interop.checkpoint.torchrl_folders import refuse_torchrl_folder
 from interop.data.arguments import whole
@@ -77,7 +77,7 @@ class Sampled(Aliases):
         """Draws the items."""
         raise NotImplementedError
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
         """The parts of a batch, with their keys. Without `key` a key is drawn from the generator."""
         raise NotImplementedError
 
@@ -225,7 +225,7 @@ class Sampled(Aliases):
             self._prefetch.mutex.let_go()
 
     def _take(self, prefetch: Prefetch, batch_size: int) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = prefetch.take(
+        batch: tuple[Any, Any] = prefetch.take(
             draw=partial(self._draw, batch_size),
             begin=lambda: Request(self._generators()),
             fill=partial(self._fill, batch_size),
@@ -234,7 +234,7 @@ class Sampled(Aliases):
             lock=self._locked_to_reserve(),
             settings=self._settings(),
         )
-        return found
+        return batch
 
     def _draw(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
         """Draw a batch now. Without `key` a key is drawn from the generator."""
@@ -314,13 +314,13 @@ class Sampled(Aliases):
         """Drop all prefetched batches, here and in ensembles with this member."""
         if self._prefetch is not None:
             self._prefetch.drop()
-        for each in self._readers:
-            if (reader := each()) is not None:
+        for reference in self._readers:
+            if (reader := reference()) is not None:
                 reader.drop_prefetched()
 
     def add_reader(self, reader: "Sampled") -> None:
         """Drop the prefetched batches of an ensemble whenever those here are dropped. Does not keep it alive."""
-        self._readers = (*(each for each in self._readers if each() is not None), weakref.ref(reader))
+        self._readers = (*(reference for reference in self._readers if reference() is not None), weakref.ref(reader))
 
     # ------------------------------------------------------------------ iteration
 
@@ -455,15 +455,15 @@ class Sampled(Aliases):
         return put
 
 
-def as_generator(given: Any) -> torch.Generator | None:
+def as_generator(generator: Any) -> torch.Generator | None:
     """A generator or None; TypeError for anything else."""
-    if given is not None and not isinstance(given, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator or None, got {type(given).__name__}")
-    return given
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    return generator
 
 
-def as_collate_fn(given: Any) -> Callable[[Any], Any] | None:
+def as_collate_fn(function: Any) -> Callable[[Any], Any] | None:
     """A function or None; TypeError for anything else."""
-    if given is not None and not callable(given):
-        raise TypeError(f"collate_fn must be callable, got {type(given).__name__}")
-    return given
+    if function is not None and not callable(function):
+        raise TypeError(f"collate_fn must be callable, got {type(function).__name__}")
+    return function

@@ -13,14 +13,18 @@ from torch import Tensor
 
 from interop.buffers import collate
 from interop.buffers.replay_buffer import ReplayBuffer
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.by_item import column_of, rows_of, set_expanded
 from interop.data.keys import as_path, checked_key, entry_at, no_priorities
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
 from interop.data.tensordicts import entries_of
-from interop.sample_units import of_anchors
+from interop.sample_units import SampleUnit, of_anchors
+from interop.samplers import Sampler
 from interop.shared.storage_lock import locked
+from interop.storages import Storage
 from interop.storages.batches import BatchInfo
+from interop.transforms import Transform
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
 
@@ -29,14 +33,55 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     Args:
         priority_key: the entry that `add`, `extend` and `update_tensordict_priority` take priorities from.
-        **kwargs: as for `ReplayBuffer`; the writer is a `TensorDictRoundRobinWriter` by default.
+        writer: names the slots of new items; a `TensorDictRoundRobinWriter` by default.
+
+    The other arguments are those of `ReplayBuffer`.
     """
 
     _marks_samples = True
 
-    def __init__(self, *, priority_key: NestedKey | None = "td_error", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        priority_key: NestedKey | None = "td_error",
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+    ) -> None:
         self.priority_key = priority_key
-        super().__init__(**kwargs)
+        super().__init__(
+            storage=storage,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+        )
 
     @property
     def priority_key(self) -> NestedKey:
@@ -172,7 +217,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if isinstance(priority, list):
             if len(priority) != rows:
                 raise RuntimeError(f"there are priorities of {len(priority)} items for {rows} items")
-            return torch.cat([self._reduced(_numbers(each).reshape(1, -1), 1) for each in priority])
+            return torch.cat([self._reduced(_numbers(value).reshape(1, -1), 1) for value in priority])
         _numbers(priority)
         if priority.shape == (rows,):
             return priority
@@ -205,16 +250,16 @@ def _entry(data: Any, key: NestedKey) -> Any:
     """The entry under a key, or None. For plain tensordicts in a tenth of the time of `get`."""
     entries = entries_of(data) if type(key) is str else None
     if entries is not None:
-        found = entries.get(key)
-        if found is None or type(found) is Tensor:
-            return found
+        entry = entries.get(key)
+        if entry is None or type(entry) is Tensor:
+            return entry
     return entry_at(data, key) if isinstance(data, TensorDictBase) else None
 
 
 def _numbers(priority: Any) -> Tensor:
     if not isinstance(priority, Tensor) or priority.dtype == torch.bool or priority.is_complex():
-        found = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
-        raise TypeError(f"priorities must be real numbers, got {found}")
+        came = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
+        raise TypeError(f"priorities must be real numbers, got {came}")
     return priority
 
 
@@ -228,12 +273,12 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     fields = is_tensorclass(data)
     if not isinstance(data, TensorDictBase) and not fields:
         raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
-    known = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
+    entries = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
     locked = data.is_locked
     if locked:
         data.unlock_()
     for key, value in info.items():
-        if key not in known:
+        if key not in entries:
             continue
         if isinstance(value, tuple):
             value = torch.stack(value, -1)

@@ -50,9 +50,11 @@ def to_fbuf(
     if layout.varied:
         raise TypeError(f"{_names(layout.varied)}: text and ragged rows are no arrays: store tensors of one shape")
     stamp = ("index",) if type(writer) is TensorDictRoundRobinWriter else None  # the slot, which draws return anyway
-    columns = {path: held for path, held in storage.table.columns().items() if path != stamp}
+    columns = {path: column for path, column in storage.table.columns().items() if path != stamp}
     dtypes = _dtypes(columns, narrow)
-    rule, keys, index = _rule(sampler, batch_size, narrow), None, None
+    rule = _rule(sampler, batch_size, narrow)
+    keys = None
+    index = None
     if isinstance(sampler, torch_side.SliceSampler):
         keys = sampler.boundary_keys
         assert keys is not None  # a sampler of given trajectories has no rule
@@ -66,15 +68,15 @@ def to_fbuf(
     )
     device = next(iter(columns.values())).device
     with bridge.on(device):
-        shapes = [jax.ShapeDtypeStruct(held.shape[storage.ndim :], dtypes[path]) for path, held in columns.items()]
+        shapes = [jax.ShapeDtypeStruct(column.shape[storage.ndim :], dtypes[path]) for path, column in columns.items()]
         item = _nested(columns, shapes)
         fbuf.plan(buffer, item).check()
         ring = _ring(buffer, writer, storage.shape[0], index)
         with bridge.exact():
-            shared = [bridge.to_jax(held, copy=False) for held in columns.values()]
+            shared = [bridge.to_jax(column, copy=False) for column in columns.values()]
             items = _nested(columns, _own(shared, buffer.capacity, tuple(dtypes.values())))
-        drawn, known = _indexed(buffer, item, items, ring, index)
-        state = fbuf.BufferState(items, ring, _resumed(buffer.sampler, drawn, sampler, storage), known)
+        drawn, table = _indexed(buffer, item, items, ring, index)
+        state = fbuf.BufferState(items, ring, _resumed(buffer.sampler, drawn, sampler, storage), table)
         return buffer, jax.block_until_ready(jax.device_put(state, bridge.jax_device(device)))
 
 
@@ -87,16 +89,16 @@ def _no_twin(part: object, cure: str) -> TypeError:
 
 def _dtypes(columns: Mapping[Path, Tensor], narrow: bool) -> dict[Path, np.dtype]:
     """The dtype of each column in JAX. TypeError for 64 bits where JAX has 32, ValueError for integers that do not fit."""
-    dtypes = {path: jax.dtypes.canonicalize_dtype(bridge.DTYPES[held.dtype]) for path, held in columns.items()}
-    wide = [path for path, held in columns.items() if dtypes[path] != bridge.DTYPES[held.dtype]]
+    dtypes = {path: jax.dtypes.canonicalize_dtype(bridge.DTYPES[column.dtype]) for path, column in columns.items()}
+    wide = [path for path, column in columns.items() if dtypes[path] != bridge.DTYPES[column.dtype]]
     if wide and not narrow:
         raise TypeError(
             f"{_names(wide)}: 64-bit columns, and JAX's 64-bit types are off: set jax_enable_x64, or pass narrow=True to "
             "store integers in 32 bits if all values fit, and floats rounded"
         )
     for path in wide:
-        held = columns[path]
-        if held.dtype == torch.int64 and not held.to(torch.int32).eq(held).all():
+        column = columns[path]
+        if column.dtype == torch.int64 and not column.to(torch.int32).eq(column).all():
             raise ValueError(f"{_names([path])}: values do not fit in 32 bits: set jax_enable_x64")
     return dtypes
 
@@ -116,11 +118,11 @@ def _nested(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _own(held: list[Array], capacity: int, dtypes: tuple[np.dtype, ...]) -> list[Array]:
+def _own(leaves: list[Array], capacity: int, dtypes: tuple[np.dtype, ...]) -> list[Array]:
     """A copy in JAX's own memory: memory of torch cannot be donated, and would be copied once more."""
     return [
         jnp.zeros((capacity, *leaf.shape[1:]), dtype).at[: leaf.shape[0]].set(leaf.astype(dtype))
-        for leaf, dtype in zip(held, dtypes, strict=True)
+        for leaf, dtype in zip(leaves, dtypes, strict=True)
     ]
 
 
@@ -167,19 +169,19 @@ def _slices(sampler: torch_side.SliceSampler, batch_size: int | None, narrow: bo
 
 def _trajectories(keys: BoundaryKeys, index: Trajectories | None) -> fbuf.Trajectories:
     """The leaves that mark trajectories. ValueError for interleaved ones, which functional trajectories cannot be."""
-    found = keys.found
+    paths = keys.stored_keys
     if index is not None and index.is_interleaved:
         raise ValueError(
-            f"{_names(found.ids)}: trajectories are interleaved: in a functional buffer their rows follow each other"
+            f"{_names(paths.ids)}: trajectories are interleaved: in a functional buffer their rows follow each other"
         )
-    ended = tuple(path for path in found.ends if path[-1] == "terminated")
-    cut = tuple(path for path in found.ends if path not in ended)
+    ended = tuple(path for path in paths.ends if path[-1] == "terminated")
+    cut = tuple(path for path in paths.ends if path not in ended)
     # A mask divides steps and padding as ids do.
     return fbuf.Trajectories(
         terminated=list(ended) or None,
         truncated=list(cut) or None,
-        id=[*found.ids, *found.masks] or None,
-        first=list(found.firsts) or None,
+        id=[*paths.ids, *paths.masks] or None,
+        first=list(paths.firsts) or None,
     )
 
 
@@ -207,21 +209,28 @@ def _indexed(
     buffer: fbuf.Buffer, item: Any, items: Any, ring: fbuf.RingState, index: Trajectories | None
 ) -> tuple[Any, Any]:
     """The states of the sampler and of the trajectories, as if all stored rows had been written in one batch."""
-    rule, known, capacity, lanes = buffer.sampler, buffer.trajectories, buffer.capacity, buffer.items_per_row
+    rule = buffer.sampler
+    trajectory_rule = buffer.trajectories
+    capacity = buffer.capacity
+    lanes = buffer.items_per_row
     if not isinstance(rule, fbuf.Slices):
         return rule.init(capacity * lanes), None
-    assert known is not None
-    state, table, filled = rule.init(capacity, lanes), known.init(capacity, lanes, item), int(ring.size)
+    assert trajectory_rule is not None
+    state = rule.init(capacity, lanes)
+    table = trajectory_rule.init(capacity, lanes, item)
+    filled = int(ring.size)
     if index is None:
         return state, table
     rows = (int(ring.cursor) - filled + np.arange(filled)) % capacity
     before = _ring_at(rows[0], 0, int(ring.written[0]) - filled)  # times are modulo 2^32
-    marks, ids = known.marks(items, buffer.lanes)
+    marks, ids = trajectory_rule.marks(items, buffer.lanes)
     # At a new id or a discontinuity, the flags of the rows do not mark the end of the trajectory.
     is_cut = index.ends() & (trajectories.kind_of(marks[rows]) == trajectories.OPEN)
     marks = jnp.where(is_cut, marks[rows] | np.uint8(trajectories.CUT), marks[rows])
     slots = (rows[:, None] * lanes + np.arange(lanes)).reshape(-1).astype(np.int32)
-    return _after_writing(rule, state, table, (before, ring), marks, jax.tree.map(lambda each: each[rows], ids), slots)
+    return _after_writing(
+        rule, state, table, (before, ring), marks, jax.tree.map(lambda id_column: id_column[rows], ids), slots
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -249,27 +258,29 @@ def _resumed(rule: Any, state: Any, sampler: torch_side.Sampler, storage: Storag
 def _weighed(
     rule: fbuf.Prioritized, state: fbuf.PrioritizedState, sampler: torch_side.PrioritizedSampler
 ) -> fbuf.PrioritizedState:
-    held, known = sampler.priorities.cpu().numpy(), sampler.state
-    if known is None:  # no item is stored
+    stored = sampler.priorities.cpu().numpy()
+    drawn = sampler.state
+    if drawn is None:  # no item is stored
         return state
     priorities = np.full(state.tree.capacity, -1, rule.dtype)
-    priorities[: held.size] = held
+    priorities[: stored.size] = stored
     with bridge.exact():
         state = compiled.refill(rule, state, priorities, np.asarray(sampler.alpha, rule.dtype))
     highest = np.asarray(sampler.default_priority, rule.dtype)
-    rest = {"highest": highest, "highest_slot": np.array(known.highest_slot), "refused": np.array(known.refused)}
+    rest = {"highest": highest, "highest_slot": np.array(drawn.highest_slot), "refused": np.array(drawn.refused)}
     return dataclasses.replace(state, **jax.tree.map(jnp.array, rest))
 
 
 def _under_way(state: fbuf.ShuffledState, length: int, left: np.ndarray) -> fbuf.ShuffledState:
     """The state of an epoch over `length` positions, with the positions that are left to be drawn."""
-    taken, moved = length - left.size, state.moved
+    drawn = length - left.size
+    moved = state.moved
     if moved is not None:
         order = np.array(moved)
         order[:length, 0] = np.concatenate([np.setdiff1d(np.arange(length), left), left])
         order[:length, 1] = np.asarray(state.epoch)
         moved = jnp.array(order)
-    elif left.size and not np.array_equal(left, np.arange(taken, length)):
+    elif left.size and not np.array_equal(left, np.arange(drawn, length)):
         raise RuntimeError("batches drawn ahead were given out of order: finish the epoch first")
-    position, length_ = (jnp.array(np.int32(each)) for each in (taken, length))
+    position, length_ = (jnp.array(np.int32(number)) for number in (drawn, length))
     return dataclasses.replace(state, moved=moved, position=position, length=length_)

@@ -35,7 +35,7 @@ DTYPES: dict[torch.dtype, np.dtype] = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
-FROM_NUMPY = {held: dtype for dtype, held in DTYPES.items()}
+FROM_NUMPY = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # torch's name of a kind of device, and JAX's
 _HAS_ACCELERATOR = torch.cuda.is_available()
 _NOTHING = contextlib.nullcontext()
@@ -105,7 +105,7 @@ def lent(tensors: Sequence[Tensor]) -> list[jax.Array]:
     """
     dense = [plain(tensor) for tensor in tensors]
     with exact():
-        return [_shared(each) for each in dense]
+        return [_shared(leaf) for leaf in dense]
 
 
 def followed(result: jax.Array) -> None:
@@ -130,7 +130,7 @@ def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:
     if not isinstance(array, jax.Array):
         raise TypeError(f"to_torch takes a jax.Array, got {type(array).__name__}")
     if array.dtype not in FROM_NUMPY:
-        raise TypeError(f"{array.dtype} does not cross to torch; {_known()}")
+        raise TypeError(f"{array.dtype} does not cross to torch; {_dtypes_text()}")
     if len(array.devices()) != 1:
         raise ValueError(f"the array is spread over {len(array.devices())} devices: gather it on one first")
     tensor = torch.from_dlpack(array)
@@ -142,7 +142,7 @@ def plain(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in DTYPES:
-        raise TypeError(f"{tensor.dtype} cannot cross to JAX; {_known()}")
+        raise TypeError(f"{tensor.dtype} cannot cross to JAX; {_dtypes_text()}")
     if tensor.layout != torch.strided or tensor.is_nested:
         raise TypeError(f"only dense tensors cross to JAX, got layout {tensor.layout}: call to_dense() first")
     tensor = tensor.detach()
@@ -193,15 +193,15 @@ def _jax_device(kind: str, index: int | None) -> jax.Device | None:
         return None
     settings.start_jax()
     try:
-        found = jax.local_devices(backend=_PLATFORMS[kind])
+        devices = jax.local_devices(backend=_PLATFORMS[kind])
     except RuntimeError:  # no such backend
         return None
-    return (
-        found[0] if kind == "cpu" else next((each for each in found if each.local_hardware_id in (index, None)), None)
-    )
+    if kind == "cpu":
+        return devices[0]
+    return next((device for device in devices if device.local_hardware_id in (index, None)), None)
 
 
-def _known() -> str:
+def _dtypes_text() -> str:
     return "these can: " + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 
 

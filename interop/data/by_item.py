@@ -18,35 +18,38 @@ def column_of(data: TensorDictBase, key: NestedKey) -> Any:
     """
     if not isinstance(data, LazyStackedTensorDict):
         return entry_at(data, key)
-    found = [column_of(item, key) for item in data.tensordicts]
-    lacking = [place for place, each in enumerate(found) if each is None]
-    if len(lacking) == len(found):
+    values = [column_of(item, key) for item in data.tensordicts]
+    lacking = [place for place, value in enumerate(values) if value is None]
+    if len(lacking) == len(values):
         return None
     if lacking:
         raise missing(f"item {lacking[0]} of the sample", key, data.tensordicts[lacking[0]])
-    if not all(isinstance(each, Tensor) for each in found):
-        return [_flat(each) for each in found] if all(isinstance(each, Tensor | list) for each in found) else found
-    alike = len({(each.shape, each.dtype, each.device) for each in found}) == 1
-    return torch.stack(found) if alike else found
+    if not all(isinstance(value, Tensor) for value in values):
+        return (
+            [_flat(value) for value in values] if all(isinstance(value, Tensor | list) for value in values) else values
+        )
+    alike = len({(value.shape, value.dtype, value.device) for value in values}) == 1
+    return torch.stack(values) if alike else values
 
 
 def _flat(values: Tensor | list[Any]) -> Tensor:
     """All values of an item, whose own rows may be unlike, in one dim."""
-    return torch.cat([_flat(each) for each in values]) if isinstance(values, list) else values.reshape(-1)
+    return torch.cat([_flat(value) for value in values]) if isinstance(values, list) else values.reshape(-1)
 
 
 def rows_of(index: Tensor | Sequence[Tensor], ndim: int) -> Tensor:
     """The index of each item from a column "index": [items], or [items, ndim] for a storage of several item dims."""
     if isinstance(index, Tensor):
         return index
-    rows = torch.stack([each.reshape(-1, ndim)[0] for each in index])
+    rows = torch.stack([coordinate.reshape(-1, ndim)[0] for coordinate in index])
     return rows[:, 0] if ndim == 1 else rows
 
 
 def set_expanded(data: TensorDictBase, key: NestedKey, value: Tensor) -> None:
     """Set an entry to a value expanded to the batch dims, with memory of its own, also where those of items are unlike."""
     if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size:
-        dim, items = data.stack_dim, data.tensordicts
+        dim = data.stack_dim
+        items = data.tensordicts
         rows = value.unbind(dim) if value.ndim > dim else [value] * len(items)
         for item, row in zip(items, rows, strict=True):
             set_expanded(item, key, row)

@@ -49,16 +49,16 @@ def as_tensor(index: Any) -> Tensor:
 def is_basic(index: Any) -> bool:
     """Whether indexing with it gives a view: ints, slices, Ellipsis, None and tuples of them."""
     if isinstance(index, tuple):
-        return all(is_basic(each) for each in index)
+        return all(is_basic(part) for part in index)
     return index is Ellipsis or index is None or isinstance(index, slice) or as_int(index) is not None
 
 
 def spelled_out(index: tuple[Any, ...], dims: int) -> tuple[Any, ...]:
     """The index with slices in the place of its Ellipsis, for an array whose first `dims` dims are indexed."""
-    at = [place for place, each in enumerate(index) if each is Ellipsis]
+    at = [place for place, part in enumerate(index) if part is Ellipsis]
     if len(at) != 1:
         return index
-    used = sum(each.ndim if _is_mask(each) else 1 for each in index if each is not None and each is not Ellipsis)
+    used = sum(part.ndim if _is_mask(part) else 1 for part in index if part is not None and part is not Ellipsis)
     return (*index[: at[0]], *(slice(None) for _ in range(dims - used)), *index[at[0] + 1 :])
 
 
@@ -77,14 +77,14 @@ def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
     return tuple(torch.empty((), dtype=torch.bool, device="cpu").expand(shape)[index].shape)
 
 
-def in_range(index: Tensor, filled: int, whole: int | None = None) -> Tensor:
+def in_range(index: Tensor, filled: int, capacity: int | None = None) -> Tensor:
     """The index without negative entries, which count from the end of the filled rows. IndexError out of range.
 
-    The range ends with the filled rows or, where `whole` is given, with all rows.
+    The range ends with the filled rows or, where `capacity` is given, with all rows.
     """
     if index.numel():
         low, high = torch.aminmax(index)
-        end = filled if whole is None else whole
+        end = filled if capacity is None else capacity
         if high >= end or low < -filled:
             wrong = int(high) if high >= end else int(low)
             raise IndexError(f"index {wrong} is out of range: {filled} rows are stored")
@@ -108,7 +108,8 @@ def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
     first, *rest = spelled_out((index or (Ellipsis,)) if isinstance(index, tuple) else (index,), len(lead))
     rows: tuple[Any, ...]
     if isinstance(first, slice):
-        start, stop = _bound(first.start, 0, filled), _bound(first.stop, end, filled)
+        start = _bound(first.start, 0, filled)
+        stop = _bound(first.stop, end, filled)
         rows = (slice(min(start, lead[0]), min(stop, lead[0]), first.step),)
     elif (single := as_int(first)) is not None:
         rows = (_row(single, filled, lead[0]),)
@@ -122,8 +123,8 @@ def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
             rows = place.nonzero(as_tuple=True)
         else:
             rows = (in_range(place, filled, lead[0]),)
-    places = (*rows, *(_lane(each) for each in rest))
-    if any(isinstance(each, int) for each in places) and any(isinstance(each, Tensor) for each in places):
+    places = (*rows, *(_lane(part) for part in rest))
+    if any(isinstance(lane, int) for lane in places) and any(isinstance(lane, Tensor) for lane in places):
         # NumPy and torch order the dims of such an index differently, those of coordinates alike.
         return torch.unravel_index(torch.from_numpy(slots_of_places(places, lead[1:])), lead)
     return places if len(places) > 1 else places[0]
@@ -134,14 +135,14 @@ def _lane(index: Any) -> Any:
     return single if single is not None else index if is_basic(index) else as_tensor(index).cpu()
 
 
-def _row(row: int, filled: int, whole: int) -> int:
-    if not -filled <= row < whole:
+def _row(row: int, filled: int, capacity: int) -> int:
+    if not -filled <= row < capacity:
         raise IndexError(f"index {row} is out of range for {filled} rows; nothing was written")
     return row + filled if row < 0 else row
 
 
-def _bound(given: Any, default: int, filled: int) -> int:
-    bound = default if given is None else operator.index(given)
+def _bound(bound_value: Any, default: int, filled: int) -> int:
+    bound = default if bound_value is None else operator.index(bound_value)
     return max(bound + filled, 0) if bound < 0 else bound
 
 
@@ -178,7 +179,8 @@ def slots_of_places(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
         local: Any = slice(None)
     else:
         named = torch.as_tensor(first, device="cpu")
-        rows, local = named.reshape(-1), torch.arange(named.numel(), device="cpu").reshape(named.shape)
+        rows = named.reshape(-1)
+        local = torch.arange(named.numel(), device="cpu").reshape(named.shape)
     per_row = math.prod(lanes)
     slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + torch.arange(per_row, device="cpu").reshape(lanes)
     return slots[(local, *rest)].numpy()

@@ -19,14 +19,14 @@ def as_key(path: tuple[Any, ...]) -> Any:
 
 def checked_key(name: str, key: Any) -> Any:
     """The key, or None. TypeError, with the name of the argument, for other than a text or a tuple of texts."""
-    if key is None or (as_path(key) and all(isinstance(each, str) for each in as_path(key))):
+    if key is None or (as_path(key) and all(isinstance(step, str) for step in as_path(key))):
         return key
     raise TypeError(f"{name} must be a name, a tuple of names or None, got {key!r}")
 
 
-def entries_below(given: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def entries_below(entries: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The entries of a dict or tensordict by path, and of those in it."""
-    for key, value in given.items():
+    for key, value in entries.items():
         path = (*above, *as_path(key))
         if (isinstance(value, Mapping) or is_tensor_collection(value)) and not is_non_tensor(value):
             yield from entries_below(value, path)
@@ -36,10 +36,10 @@ def entries_below(given: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tup
 
 def entry_at(data: TensorDictBase, key: NestedKey) -> Any:
     """The entry of a tensordict, or None; also where a part of a nested key names something that has no entries."""
-    found: Any = data
+    entry: Any = data
     for name in as_path(key):
-        found = found.get(name, None) if isinstance(found, TensorDictBase) else None
-    return found
+        entry = entry.get(name, None) if isinstance(entry, TensorDictBase) else None
+    return entry
 
 
 def known_keys(data: TensorDictBase) -> str:
@@ -47,12 +47,12 @@ def known_keys(data: TensorDictBase) -> str:
     return ", ".join(sorted(map(repr, data.keys(True, True)))) or "none"
 
 
-def missing(what: str, key: NestedKey, data: TensorDictBase, cure: str = "") -> KeyError:
+def missing(owner: str, key: NestedKey, data: TensorDictBase, cure: str = "") -> KeyError:
     """The error for an entry that a tensordict lacks. Names the key, the keys that are there, and the nearest of them."""
-    names = {".".join(map(str, as_path(each))): each for each in data.keys(True, True)}
+    names = {".".join(map(str, as_path(path))): path for path in data.keys(True, True)}
     near = difflib.get_close_matches(".".join(map(str, as_path(key))), list(names), n=1)
     advice = f"; did you mean {names[near[0]]!r}?" if near else ""
-    return KeyError(f"{what} has no entry {key!r}; its entries are {known_keys(data)}{advice}{cure}")
+    return KeyError(f"{owner} has no entry {key!r}; its entries are {known_keys(data)}{advice}{cure}")
 
 
 def no_priorities(key: NestedKey, data: TensorDictBase) -> KeyError:

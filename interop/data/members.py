@@ -13,19 +13,21 @@ Member = TypeVar("Member")
 Whole = TypeVar("Whole")
 
 
-def of_kind(name: str, given: Sequence[Any], kind: type, but_not: type | None = None) -> tuple[Any, ...]:
+def of_kind(name: str, members: Sequence[Any], kind: type, but_not: type | None = None) -> tuple[Any, ...]:
     """The members of an ensemble. TypeError for one of another kind, ValueError for none."""
-    if not given:
+    if not members:
         raise ValueError(f"an ensemble needs at least one {name}")
-    for place, member in enumerate(given):
+    for place, member in enumerate(members):
         if but_not is not None and isinstance(member, but_not):
             raise TypeError(f"{name} {place} is an ensemble itself: give its members instead")
         if not isinstance(member, kind):
             raise TypeError(f"{name} {place} must be a {kind.__name__}, got {class_of(member)}")
-    return tuple(given)
+    return tuple(members)
 
 
-def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[list[int]], Whole]) -> Member | Whole:
+def picked(
+    index: Any, members: Sequence[Member], all_members: Whole, over: Callable[[list[int]], Whole]
+) -> Member | Whole:
     """The member at an int, the whole ensemble for `:`, and `over(places)`, an ensemble of some, for any other index.
 
     IndexError for a tuple of several, which indexes into the members. Otherwise the errors of `named`.
@@ -35,7 +37,7 @@ def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[
             raise IndexError(f"members have one dim, got an index of {len(index)}")
         index = index[0]
     if index is Ellipsis or is_all(index):
-        return whole
+        return all_members
     places = named(index, len(members))
     return members[places] if isinstance(places, int) else over(places)
 
@@ -48,10 +50,10 @@ def named(index: Any, count: int) -> int | list[int]:
     single = as_int(index)
     if single is not None:
         return _in_range(single, count)
-    given: Any = slice(None) if index is Ellipsis else index
-    if not isinstance(given, slice) and (given := as_tensor(given)).ndim > 1:
-        raise RuntimeError(f"an ensemble is indexed with one dim of members, got an index of {given.ndim} dims")
-    places = [_in_range(place, count) for place in as_list(given, count)]
+    selection: Any = slice(None) if index is Ellipsis else index
+    if not isinstance(selection, slice) and (selection := as_tensor(selection)).ndim > 1:
+        raise RuntimeError(f"an ensemble is indexed with one dim of members, got an index of {selection.ndim} dims")
+    places = [_in_range(place, count) for place in as_list(selection, count)]
     if not places:
         raise IndexError("the index names no member, an ensemble needs at least one")
     return places
@@ -103,7 +105,8 @@ def _pieces(index: Any) -> Iterator[tuple[Tensor, Tensor]]:
             'an ensemble needs the "index" that came with a sample, a tensordict of "index" and "buffer_ids"; '
             f"got {type(index).__name__}"
         )
-    slots, ids = index.get("index"), index.get("buffer_ids")
+    slots = index.get("index")
+    ids = index.get("buffer_ids")
     if slots.is_nested:
         yield from zip(slots.unbind(0), ids.unbind(0), strict=True)
     else:

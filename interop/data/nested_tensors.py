@@ -23,8 +23,8 @@ def of_buffer(buffer: Tensor, shapes: Tensor) -> Tensor:
     inner = shapes.flip(1).cumprod(1).flip(1)  # of each dim, the values of it and of the dims behind it
     strides = torch.cat((inner[:, 1:], torch.ones_like(inner[:, :1])), 1)
     starts = inner[:, 0].cumsum(0) - inner[:, 0]
-    found: Tensor = torch._nested_view_from_buffer(buffer, shapes, strides, starts)  # noqa: SLF001
-    return found
+    view: Tensor = torch._nested_view_from_buffer(buffer, shapes, strides, starts)  # noqa: SLF001
+    return view
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -41,15 +41,15 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
         target[index] = value
         return target
     if isinstance(target, dict):
-        return _dict_of(target, {key: assigned(held, index, value[key]) for key, held in target.items()})
-    return row_of(type(target), [assigned(held, index, new) for held, new in zip(target, value, strict=True)])
+        return _dict_of(target, {key: assigned(child, index, value[key]) for key, child in target.items()})
+    return row_of(type(target), [assigned(child, index, new) for child, new in zip(target, value, strict=True)])
 
 
 def lead_of(data: Any) -> tuple[int, ...]:
     """The shape of the first leaf of data that has dims, batch dims of a tensordict or the length of a list of texts."""
     if isinstance(data, Tensor) or is_tensor_collection(data):
         return tuple(data.shape)
-    if isinstance(data, list) and any(isinstance(each, str | bytes) for each in data):
+    if isinstance(data, list) and any(isinstance(element, str | bytes) for element in data):
         return (len(data),)
     children = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
     return next(filter(None, map(lead_of, children)), ())
@@ -65,9 +65,9 @@ def _dict_of(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
     """A dict of the same class with other values."""
     if type(data) is dict:
         return values
-    made = copy.copy(data)
-    made.update(values)
-    return made
+    twin = copy.copy(data)
+    twin.update(values)
+    return twin
 
 
 def row_of(kind: Any, values: list[Any]) -> Any:

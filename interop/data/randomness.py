@@ -72,8 +72,8 @@ class Restored:
     __slots__ = ("_before",)
 
     def __init__(self, *generators: torch.Generator | None) -> None:
-        used = [torch.default_generator if each is None else each for each in generators]
-        self._before = [(each, each.get_state()) for each in used]
+        used = [torch.default_generator if generator is None else generator for generator in generators]
+        self._before = [(generator, generator.get_state()) for generator in used]
 
     def __enter__(self) -> None:
         pass

@@ -17,7 +17,8 @@ _KNOWN_NON_TENSOR = vars(NonTensorData(0)).keys() == _NON_TENSOR
 # The class of plain tensordicts, whose entries `held` gives; None where this version has other insides.
 PLAIN: Any = TensorDict if vars(_EMPTY).keys() == {"_tensordict", "_batch_size", "_device", "_td_dim_names"} else None
 _dtype = attrgetter("dtype")
-held, _dim_names = attrgetter("_tensordict"), attrgetter("_td_dim_names")  # of tensordicts, also of tensorclasses
+held = attrgetter("_tensordict")  # of tensordicts, also of tensorclasses
+_dim_names = attrgetter("_td_dim_names")
 
 
 def shallow(data: TensorDictBase) -> TensorDictBase:
@@ -34,7 +35,8 @@ def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
     `torch.stack` of the tensordicts takes twenty times as long.
     """
     first = items[0]
-    shape, device = first.batch_size, first.device
+    shape = first.batch_size
+    device = first.device
     if set(map(type, items)) != {PLAIN} or any(item.batch_size != shape for item in items):
         return None
     every = list(map(held, items))
@@ -42,7 +44,7 @@ def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
         return None
     entries: dict[str, Any] = {}
     for key in every[0]:
-        column = [each.get(key) for each in every]
+        column = [tensordict.get(key) for tensordict in every]
         kinds = set(map(type, column))
         if kinds == {Tensor} and len(set(map(_dtype, column))) == 1:
             try:
@@ -62,8 +64,8 @@ def unchecked(
     source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: list[str | None] | None
 ) -> TensorDictBase:
     """A tensordict of entries that fit, without checks."""
-    made: TensorDictBase = _UNCHECKED(source=source, batch_size=batch_size, device=device, names=names)
-    return made
+    tensordict: TensorDictBase = _UNCHECKED(source=source, batch_size=batch_size, device=device, names=names)
+    return tensordict
 
 
 def entries_of(data: Any) -> dict[str, Any] | None:
@@ -76,11 +78,11 @@ def of_entries(entries: Any, batch_size: torch.Size, device: torch.device | None
     """`unchecked` for tensors without names, in a fifth of the time."""
     if PLAIN is None:
         return TensorDict(dict(entries), batch_size, device=device)
-    made: TensorDictBase = object.__new__(TensorDict)
-    attributes = made.__dict__
+    tensordict: TensorDictBase = object.__new__(TensorDict)
+    attributes = tensordict.__dict__
     attributes.update(_EMPTY.__dict__)
     attributes.update(_tensordict=dict(entries), _batch_size=batch_size, _device=device)
-    return made
+    return tensordict
 
 
 def values_of(data: Any) -> list[Any]:
@@ -88,8 +90,8 @@ def values_of(data: Any) -> list[Any]:
     if isinstance(data, NonTensorStack):
         parts = data.tensordicts if data.stack_dim == 0 else data.unbind(0)
         if _KNOWN_NON_TENSOR and len(data.batch_size) == 1 and set(map(type, parts)) == {NonTensorData}:
-            return [vars(each)["_non_tensordict"]["data"] for each in parts]  # `.data` takes fifty times as long
-        return [value for each in parts for value in values_of(each)]
+            return [vars(part)["_non_tensordict"]["data"] for part in parts]  # `.data` takes fifty times as long
+        return [value for part in parts for value in values_of(part)]
     return [data.data] * math.prod(data.batch_size)
 
 
@@ -109,13 +111,13 @@ class UnreadStack(NonTensorStack):
         read = attributes.get("_read")
         if read is None:  # another thread was here
             return attributes["tensordicts"]
-        made = attributes.setdefault("tensordicts", non_tensors(read()))
+        items = attributes.setdefault("tensordicts", non_tensors(read()))
         lock = attributes.pop("_lock", None)
         attributes.pop("_read", None)
         self.__class__ = NonTensorStack
         if lock is not None:
             self._propagate_lock(lock[0], is_compiling=lock[1])
-        return made
+        return items
 
     def _propagate_lock(self, lock_parents_weakrefs: list[Any] | None = None, *, is_compiling: bool) -> None:
         if "_read" in self.__dict__:  # the values are locked when they are read
@@ -143,7 +145,7 @@ class UnreadStack(NonTensorStack):
     def is_locked(self, value: bool) -> None:
         NonTensorStack.is_locked.fset(self, value)
 
-    def tolist(self, **options: Any) -> list[Any]:
+    def tolist(self, **options: Any) -> list[Any]:  # those of this version of tensordict
         """The values, without a `NonTensorData` for each."""
         read = self.__dict__.get("_read")
         if read is None or any(value for name, value in options.items() if name != "as_linked_list"):
@@ -164,10 +166,10 @@ def unread_stack(read: Callable[[], list[Any]], count: int) -> NonTensorStack:
     """A stack of `count` values, at least one, that `read` returns when they are looked at."""
     if not _KNOWN_STACK:
         return NonTensorStack(*non_tensors(read()))
-    made = UnreadStack.__new__(UnreadStack)
-    made.__dict__.update({name: value for name, value in _STACK.items() if name != "tensordicts"})
-    made.__dict__.update(_batch_size=torch.Size([count]), _read=read)
-    return made
+    stack = UnreadStack.__new__(UnreadStack)
+    stack.__dict__.update({name: value for name, value in _STACK.items() if name != "tensordicts"})
+    stack.__dict__.update(_batch_size=torch.Size([count]), _read=read)
+    return stack
 
 
 def non_tensors(values: Sequence[Any]) -> list[NonTensorData]:
@@ -175,9 +177,9 @@ def non_tensors(values: Sequence[Any]) -> list[NonTensorData]:
     if not _KNOWN_NON_TENSOR:
         return list(map(NonTensorData, values))
     attributes = vars(NonTensorData(None))
-    made = []
+    items = []
     for value in values:
-        each = NonTensorData.__new__(NonTensorData)
-        vars(each).update(attributes, _non_tensordict={**attributes["_non_tensordict"], "data": value})
-        made.append(each)
-    return made
+        item = NonTensorData.__new__(NonTensorData)
+        vars(item).update(attributes, _non_tensordict={**attributes["_non_tensordict"], "data": value})
+        items.append(item)
+    return items

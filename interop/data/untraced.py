@@ -20,8 +20,8 @@ def untraced(*classes: type) -> None:
     if not _KNOWN:
         return
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)  # the function, and all that it calls
-    for each in [held for one in classes for base in one.__mro__ for held in vars(base).values()]:
-        for function in (each, *(getattr(each, name, None) for name in ("__func__", "fget", "fset"))):
+    for attribute in [attribute for one in classes for base in one.__mro__ for attribute in vars(base).values()]:
+        for function in (attribute, *(getattr(attribute, name, None) for name in ("__func__", "fget", "fset"))):
             if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_PACKAGE):
                 function.__dict__["_torchdynamo_disable"] = True
                 set_code_exec_strategy(function.__code__, skip)

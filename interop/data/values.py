@@ -34,7 +34,8 @@ MOST_DEEP = 64
 _NUMBERS_AND_TEXT = {type(None), bool, int, float, str}
 _TENSORS = (Tensor, MemoryMappedTensor, torch.nn.Parameter, torch.nn.Buffer)
 _STACKS = (LazyStackedTensorDict, NonTensorStack)
-_SEQUENCES, _DICTS = (list, tuple, torch.Size), (dict, collections.OrderedDict)
+_SEQUENCES = (list, tuple, torch.Size)
+_DICTS = (dict, collections.OrderedDict)
 _INTEGER_BITS = 10_000  # Python refuses to read much longer ones from text
 
 
@@ -68,7 +69,9 @@ class NotKept(Exception):  # noqa: N818  # becomes `error`, with the path to the
 
     def __init__(self, error: type[Exception], message: str) -> None:
         super().__init__(message)
-        self.error, self.message, self.path = error, message, list[Any]()
+        self.error = error
+        self.message = message
+        self.path = list[Any]()
 
     def named(self, where: str) -> Exception:
         """The error for the caller."""
@@ -117,7 +120,8 @@ def _node(value: Any, leaves: list[Any], other: Other, around: list[int]) -> Nod
         array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         if BY_NAME.get(array.dtype.name) == array.dtype:
             name = "array" if isinstance(value, np.ndarray) else "scalar"
-            leaf, value = _value(name, array.dtype.name, array.ndim), array
+            leaf = _value(name, array.dtype.name, array.ndim)
+            value = array
         else:
             leaf, value = other(value, f" with dtype {array.dtype}")
     if leaf is None:
@@ -133,8 +137,8 @@ def not_dense(value: Tensor) -> str:
     """Why a tensor cannot be kept; empty for one that is dense."""
     if value.layout is torch.strided and not (value.is_nested or value.is_meta or value.is_quantized):
         return ""
-    what = "without memory" if value.is_meta else f"of layout {value.layout} and dtype {value.dtype}"
-    return f": it is {what}, only dense tensors can be"
+    kind = "without memory" if value.is_meta else f"of layout {value.layout} and dtype {value.dtype}"
+    return f": it is {kind}, only dense tensors can be"
 
 
 def _components(value: Tensor) -> _Opened:
@@ -154,9 +158,9 @@ def _is_plain(value: Any, depth: int) -> bool:
     if kind is int:
         return value.bit_length() < _INTEGER_BITS
     if kind is list and depth <= MOST_DEEP:
-        return all(_is_plain(each, depth + 1) for each in value)
+        return all(_is_plain(element, depth + 1) for element in value)
     if kind is dict and depth <= MOST_DEEP:
-        return all(type(key) is str and _is_plain(each, depth + 1) for key, each in value.items())
+        return all(type(key) is str and _is_plain(element, depth + 1) for key, element in value.items())
     return kind in _NUMBERS_AND_TEXT
 
 
@@ -177,10 +181,11 @@ def _opened(value: Any, kind: type) -> _Opened | str:
     if is_record(kind):
         return value, kind, tuple(range(len(value))), (), fields_of(kind)
     if is_tensorclass(kind):
-        held, attributes = vars(value)["_tensordict"], vars(value)["_non_tensordict"]
-        if not {*attributes, *held.keys()} <= {*fields_of(kind)}:
+        tensordict = vars(value)["_tensordict"]
+        attributes = vars(value)["_non_tensordict"]
+        if not {*attributes, *tensordict.keys()} <= {*fields_of(kind)}:
             return " with entries that are no fields of it"
-        return (held, *attributes.values()), kind, ("", *attributes)
+        return (tensordict, *attributes.values()), kind, ("", *attributes)
     if is_tensor_collection(kind):
         names = tuple(value.names) if any(value.names) else ()
         return value.values(), TensorDict, tuple(value.keys()), tuple(value.batch_size), names, value.device
@@ -196,7 +201,7 @@ def _is_key(key: object) -> bool:
 
 def is_written(text: str) -> bool:
     """Whether UTF-8 can say a text: half of a pair of surrogates it cannot."""
-    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _branch(value: Any, opened: _Opened, leaves: list[Any], other: Other, around: list[int]) -> Node:
@@ -205,16 +210,16 @@ def _branch(value: Any, opened: _Opened, leaves: list[Any], other: Other, around
     if len(around) > MOST_DEEP:
         raise NotKept(ValueError, f"what is to be saved is nested more than {MOST_DEEP} deep")
     around.append(id(value))
-    held, kind, keys, *others = opened
+    entries, kind, keys, *rest = opened
     children: list[Node] = []
     try:
-        for each in held:
-            children.append(_node(each, leaves, other, around))  # noqa: PERF401  # so that an error knows how many
+        for entry in entries:
+            children.append(_node(entry, leaves, other, around))  # noqa: PERF401  # so that an error knows how many
     except NotKept as error:
         error.path.insert(0, keys[len(children)])
         raise
     around.pop()
-    return Branch(kind, keys, tuple(children), *others)
+    return Branch(kind, keys, tuple(children), *rest)
 
 
 # ------------------------------------------------------------------ classes of the user's
@@ -227,8 +232,8 @@ def is_record(kind: type) -> bool:
 
 def is_container(kind: type) -> bool:
     """Whether objects of a class are taken apart; other classes are never built."""
-    known = kind in _SEQUENCES or kind in _DICTS or kind in _STACKS or kind in (TensorDict, Components)
-    return known or is_record(kind) or is_tensorclass(kind)
+    is_plain = kind in _SEQUENCES or kind in _DICTS or kind in _STACKS or kind in (TensorDict, Components)
+    return is_plain or is_record(kind) or is_tensorclass(kind)
 
 
 def fields_of(kind: Any) -> tuple[str, ...]:
@@ -260,7 +265,8 @@ def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None)
     if kind in _DICTS:
         return kind(zip(node.keys, parts, strict=True))
     if kind in _STACKS:
-        (dim,), (name,) = node.batch, node.names
+        (dim,) = node.batch
+        (name,) = node.names
         if not 0 <= dim <= parts[0].ndim or any(part.ndim != parts[0].ndim for part in parts):
             raise ValueError(f"tensordicts that cannot be stacked along dim {dim}")
         return kind(*parts, stack_dim=dim, stack_dim_name=name)
@@ -268,9 +274,9 @@ def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None)
         return tuple.__new__(kind, parts)
     if type(parts[0]) not in (TensorDict, LazyStackedTensorDict):
         raise ValueError("a tensorclass must be over a tensordict")
-    made: Any = kind.__new__(kind)  # not `from_tensordict`, which runs `__post_init__`
-    made.__dict__.update(_tensordict=parts[0], _non_tensordict=dict(zip(node.keys[1:], parts[1:], strict=True)))
-    return made
+    instance: Any = kind.__new__(kind)  # not `from_tensordict`, which runs `__post_init__`
+    instance.__dict__.update(_tensordict=parts[0], _non_tensordict=dict(zip(node.keys[1:], parts[1:], strict=True)))
+    return instance
 
 
 def _tensordict(node: Branch, parts: list[Any], device: torch.device | None) -> Any:
@@ -279,5 +285,6 @@ def _tensordict(node: Branch, parts: list[Any], device: torch.device | None) -> 
         shape = (part.size(0),) if getattr(part, "is_nested", False) else part.shape[:dims]  # it has no other size
         if shape[:dims] != node.batch:
             raise ValueError(f"an entry of shape {list(shape)}... in a batch of {list(node.batch)}")
-    entries, batch = zip(node.keys, parts, strict=True), torch.Size(node.batch)
+    entries = zip(node.keys, parts, strict=True)
+    batch = torch.Size(node.batch)
     return unchecked(dict(entries), batch, device, [*node.names]) if node.names else of_entries(entries, batch, device)

@@ -66,16 +66,16 @@ class Varied(Leaf):
             return unread_stack(values.reader(flat.copy()), shape[0])
         return _nested(values.reader(flat)(), shape, plain)
 
-    def _ragged(self, found: Sequence[memoryview], shape: tuple[int, ...], device: torch.device | None) -> Tensor:
+    def _ragged(self, pieces: Sequence[memoryview], shape: tuple[int, ...], device: torch.device | None) -> Tensor:
         assert self.dtype is not None
         if len(shape) > 1:
             raise RuntimeError(f"ragged rows are read with one batch dim, got an index of shape {list(shape)}")
         size = math.prod(self.shape) * self.dtype.itemsize
-        data = torch.frombuffer(bytearray().join(found), dtype=torch.uint8) if any(found) else torch.empty(0).byte()
+        data = torch.frombuffer(bytearray().join(pieces), dtype=torch.uint8) if any(pieces) else torch.empty(0).byte()
         rows = data.view(self.dtype).reshape(-1, *self.shape).to(device)
         if not shape:
             return rows
-        lengths = torch.tensor([0, *(len(each) // size for each in found)], device=device)
+        lengths = torch.tensor([0, *(len(piece) // size for piece in pieces)], device=device)
         return torch.nested.nested_tensor_from_jagged(rows, lengths.cumsum(0))
 
 
@@ -175,12 +175,13 @@ def _rows(data: Any, lead: int) -> list[memoryview]:
     """The bytes of each row of a dense or jagged tensor."""
     data = data.detach().cpu()
     if not data.is_nested:
-        return [_bytes(each) for each in data.reshape(math.prod(data.shape[:lead]), *data.shape[lead:])]
+        return [_bytes(row) for row in data.reshape(math.prod(data.shape[:lead]), *data.shape[lead:])]
     if data.lengths() is None:
-        whole, size = _bytes(data.values()), math.prod(data.shape[2:]) * data.dtype.itemsize
+        memory = _bytes(data.values())
+        size = math.prod(data.shape[2:]) * data.dtype.itemsize
         ends = data.offsets().tolist()
-        return [whole[start * size : stop * size] for start, stop in itertools.pairwise(ends)]
-    return [_bytes(each) for each in data.unbind()]
+        return [memory[start * size : stop * size] for start, stop in itertools.pairwise(ends)]
+    return [_bytes(row) for row in data.unbind()]
 
 
 def _bytes(rows: Tensor) -> memoryview:

@@ -9,7 +9,8 @@ from interop.datasets.errors import CorruptDatasetError
 
 SMALL = 1 << 26
 """Bytes that any file may take: small files may be compressed well."""
-UNPACKED, HELD = 1_100, 64
+UNPACKED = 1_100
+HELD = 64
 
 
 def unpacked(stored: int) -> int:
@@ -22,7 +23,7 @@ def held(stored: int) -> int:
     return SMALL + HELD * stored
 
 
-def check(announced: int, most: int, what: str) -> None:
+def check(announced: int, most: int, where: str) -> None:
     """CorruptDatasetError, prefixed by `what`, for more bytes than may be."""
     if announced > most:
-        raise CorruptDatasetError(f"{what}: it announces {announced} bytes, which a file of its size does not hold")
+        raise CorruptDatasetError(f"{where}: it announces {announced} bytes, which a file of its size does not hold")

@@ -149,7 +149,8 @@ def _target(url: str, location: str | None) -> str:
 
 def _sent(session: Any, url: str, headers: Mapping[str, str], timeout: float) -> Any:
     """The response, whose body was not read. `Session.send` would read that of a redirect, of whatever size."""
-    requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets")
+    requests = required("requests", "datasets")
+    urllib3 = required("urllib3", "datasets")
     try:
         request = session.prepare_request(requests.Request("GET", url, headers=headers))
         settings = session.merge_environment_settings(request.url, {}, True, None, None)
@@ -162,20 +163,22 @@ def _sent(session: Any, url: str, headers: Mapping[str, str], timeout: float) ->
 
 def _answer(response: Any, start: int) -> Answer:
     """Check status and headers."""
-    status, headers = response.status_code, response.headers
-    said = f"{status} {response.reason or ''}"[:100].strip()
+    status = response.status_code
+    headers = response.headers
+    reason = f"{status} {response.reason or ''}"[:100].strip()
     if status == 416:
-        raise OtherFileError(f"{said}: it has no bytes from {start} on")
+        raise OtherFileError(f"{reason}: it has no bytes from {start} on")
     if status in _TRANSIENT:
-        raise TransientError(said, _wait(headers.get("Retry-After", "")))
+        raise TransientError(reason, _wait(headers.get("Retry-After", "")))
     if status not in (200, 206):
-        raise (NotFoundError if status in _NOT_THERE else FailedError)(said)
+        raise (NotFoundError if status in _NOT_THERE else FailedError)(reason)
     chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
     length = None if chunked else _length(headers.get("Content-Length"))
     if status == 206:
         first, length, total = _part(headers.get("Content-Range", ""), length, start)
     else:
-        first, total = 0, length
+        first = 0
+        total = length
     encoding = headers.get("Content-Encoding", "").strip().lower()
     return Answer(
         start=first,
@@ -193,7 +196,7 @@ def _length(text: str | None) -> int | None:
     """The number in a Content-Length, which a proxy may have repeated."""
     if text is None:
         return None
-    numbers = {each.strip() for each in text.split(",")}
+    numbers = {length.strip() for length in text.split(",")}
     if len(numbers) != 1 or not re.fullmatch(_NUMBER, number := numbers.pop()):
         raise FailedError(f"announces a Content-Length of {text!r:.80}, which is no number of bytes")
     return int(number)
@@ -201,10 +204,12 @@ def _length(text: str | None) -> int | None:
 
 def _part(text: str, length: int | None, start: int) -> tuple[int, int, int | None]:
     """Start, bytes of the body and bytes of the file of a Content-Range. OtherFileError if it is not the range asked for."""
-    found = _RANGE.fullmatch(text.strip())
-    if found is None:
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
         raise OtherFileError(f"announces the range {text!r:.80}, which is none")
-    first, last, total = int(found[1]), int(found[2]), None if found[3] is None else int(found[3])
+    first = int(match[1])
+    last = int(match[2])
+    total = None if match[3] is None else int(match[3])
     if (
         first != start
         or last < first
@@ -219,8 +224,10 @@ def _version(headers: Mapping[str, str]) -> str:
     tag = headers.get("ETag", "").strip()
     if _STRONG_TAG.fullmatch(tag):
         return tag
-    changed, now = headers.get("Last-Modified", "").strip(), headers.get("Date", "")
-    at, answered = _date(changed), _date(now)
+    changed = headers.get("Last-Modified", "").strip()
+    now = headers.get("Date", "")
+    at = _date(changed)
+    answered = _date(now)
     return changed if at is not None and answered is not None and answered - at >= _SAFE_AFTER else ""
 
 
@@ -239,7 +246,7 @@ def _wait(text: str) -> float:
 def _date(text: str) -> datetime | None:
     """The time of an HTTP date; None for other text."""
     try:
-        found = parsedate_to_datetime(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        date = parsedate_to_datetime(text)
+        return date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None

@@ -12,7 +12,11 @@ from interop.datasets.errors import CorruptDatasetError
 _BLOCK = tarfile.BLOCKSIZE
 _MOST_ABOUT = 1 << 20  # bytes of a long name, or of the records about a member
 _MOST_HEADERS = 16  # before a member
-_LONG_NAME, _LONG_LINK, _RECORDS, _COMMON = b"L", b"K", (b"x", b"X"), b"g"  # types of headers about a member
+# Types of headers about a member.
+_LONG_NAME = b"L"
+_LONG_LINK = b"K"
+_RECORDS = (b"x", b"X")
+_COMMON = b"g"
 _RECORD = re.compile(rb"([0-9]{1,7}) ([^=]+)=", re.DOTALL)
 _AT_ONCE = 1 << 20  # bytes
 
@@ -48,7 +52,8 @@ class _Reader:
     """Reads headers, and the blocks behind them."""
 
     def __init__(self, stream: Stream, path: object) -> None:
-        self._stream, self._path = stream, path
+        self._stream = stream
+        self._path = path
 
     def exactly(self, size: int) -> bytes:
         data = self._stream.read(size) if size else b""
@@ -65,26 +70,27 @@ class _Reader:
             if block == bytes(_BLOCK):
                 return None
             try:
-                found = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+                header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
             except (tarfile.HeaderError, ValueError) as error:
                 raise self._damaged(str(error)) from error
-            if found.size < 0:
-                raise self._damaged(f"a member of {found.size} bytes")
-            if found.type == _LONG_NAME:
-                name = self._about(found.size).rstrip(b"\0").decode("utf-8", "surrogateescape")
-            elif found.type == _LONG_LINK:
-                self._about(found.size)
-            elif found.type in _RECORDS or found.type == _COMMON:
-                records = self._records(self._about(found.size))
+            if header.size < 0:
+                raise self._damaged(f"a member of {header.size} bytes")
+            if header.type == _LONG_NAME:
+                name = self._about(header.size).rstrip(b"\0").decode("utf-8", "surrogateescape")
+            elif header.type == _LONG_LINK:
+                self._about(header.size)
+            elif header.type in _RECORDS or header.type == _COMMON:
+                records = self._records(self._about(header.size))
                 if any(key.startswith("GNU.sparse") for key in records):
                     raise CorruptDatasetError(f"{self._path}: a member is a sparse file, not a plain one")
-                if found.type == _COMMON and records.keys() & {"path", "size"}:
+                if header.type == _COMMON and records.keys() & {"path", "size"}:
                     raise self._damaged("one name or size for all members")
-                name, size = records.get("path", name), self._size(records, size)
+                name = records.get("path", name)
+                size = self._size(records, size)
             else:
-                found.name = (found.name if name is None else name).rstrip("/")
-                found.size = found.size if size is None else size
-                return found
+                header.name = (header.name if name is None else name).rstrip("/")
+                header.size = header.size if size is None else size
+                return header
         raise self._damaged(f"more than {_MOST_HEADERS} headers for one member")
 
     def _about(self, size: int) -> bytes:
@@ -95,15 +101,17 @@ class _Reader:
 
     def _records(self, content: bytes) -> dict[str, str]:
         """Records `<length> <key>=<value>\\n`."""
-        found, place = {}, 0
+        records = {}
+        place = 0
         while place < len(content) and content[place]:
             record = _RECORD.match(content, place)
             if record is None or (end := place + int(record[1])) > len(content) or end <= record.end():
                 raise self._damaged("records that are none")
-            key, value = record[2], content[record.end() : end - 1]
-            found[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+            key = record[2]
+            value = content[record.end() : end - 1]
+            records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
             place = end
-        return found
+        return records
 
     def _size(self, records: dict[str, str], size: int | None) -> int | None:
         text = records.get("size")
@@ -113,24 +121,27 @@ class _Reader:
             raise self._damaged(f"a member of {text[:40]!r} bytes")
         return int(text)
 
-    def _damaged(self, what: str) -> CorruptDatasetError:
-        return CorruptDatasetError(f"{self._path} is no tar archive, or a damaged one: {what}")
+    def _damaged(self, fault: str) -> CorruptDatasetError:
+        return CorruptDatasetError(f"{self._path} is no tar archive, or a damaged one: {fault}")
 
 
 class _Content:
     """The bytes of a member, in order."""
 
     def __init__(self, reader: _Reader, size: int, where: str, most: int | None) -> None:
-        self._reader, self._left, self._where, self._most = reader, size, where, most
+        self._reader = reader
+        self._left = size
+        self._where = where
+        self._most = most
         self._padding = -size % _BLOCK
 
     def read(self, size: int = -1, /) -> bytes:
         """Read up to `size` bytes; by default the rest, which is compared with the size of the archive before."""
-        wanted = self._left if size < 0 else min(size, self._left)
+        count = self._left if size < 0 else min(size, self._left)
         if self._most is not None:
-            allowance.check(wanted, self._most, self._where)
-        data = self._reader.exactly(wanted)
-        self._left -= wanted
+            allowance.check(count, self._most, self._where)
+        data = self._reader.exactly(count)
+        self._left -= count
         return data
 
     def skip(self) -> None:

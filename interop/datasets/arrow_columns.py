@@ -15,18 +15,19 @@ from interop.datasets.rows import channels_first
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TENSORS, _FLAGS = "arrow.fixed_shape_tensor", "arrow.bool8"
+_TENSORS = "arrow.fixed_shape_tensor"
+_FLAGS = "arrow.bool8"
 
 
 @contextlib.contextmanager
-def faults(what: str) -> Iterator[None]:
+def faults(column_name: str) -> Iterator[None]:
     """Re-raise pyarrow errors as CorruptDatasetError with the prefix `what`."""
     try:
         yield
     except CorruptDatasetError:
         raise
     except (required("pyarrow", "datasets").ArrowException, OSError, ValueError) as error:
-        raise CorruptDatasetError(f"{what} cannot be read ({error})") from error
+        raise CorruptDatasetError(f"{column_name} cannot be read ({error})") from error
 
 
 def unsupported(kind: "pa.DataType", feature: Feature = None, *, in_list: bool = False) -> str | None:
@@ -119,8 +120,8 @@ def _values(
             raise CorruptDatasetError(f"{where} {why}")
         inner = zip(kind, column.flatten(), strict=True)
         return {
-            field.name: values(each, f"{where}/{field.name}", field.metadata, field_of(feature, field.name))
-            for field, each in inner
+            field.name: values(child, f"{where}/{field.name}", field.metadata, field_of(feature, field.name))
+            for field, child in inner
         }
     _refuse_missing(column, where)
     if _is_text(kind) or _is_binary(kind):
@@ -144,7 +145,7 @@ def _refuse_missing(column: "pa.ChunkedArray | pa.Array", where: str) -> None:
 def _in_lists(flat: "pa.Array", rows: int, length: int, metadata: Mapping[bytes, bytes] | None) -> Any:
     """The elements of lists of one length by row: arrays [rows, length, ...]."""
     if isinstance(flat, dict):
-        return {name: _in_lists(each, rows, length, None) for name, each in flat.items()}
+        return {name: _in_lists(column, rows, length, None) for name, column in flat.items()}
     shape = [length, *flat.shape[1:]]
     if metadata and b"shape" in metadata:
         shape = [int(size) for size in metadata[b"shape"].split(b",") if size]
@@ -180,8 +181,8 @@ def _is_text(kind: "pa.DataType") -> bool:
 
 def _is_binary(kind: "pa.DataType") -> bool:
     types = required("pyarrow", "datasets").types
-    found = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return bool(found or (types.is_fixed_size_binary(kind) and not types.is_decimal(kind)))
+    is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(is_binary or (types.is_fixed_size_binary(kind) and not types.is_decimal(kind)))
 
 
 def _is_list(kind: "pa.DataType") -> bool:

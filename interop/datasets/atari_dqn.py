@@ -1,18 +1,22 @@
 """DQN Replay: training data of DQN agents on Atari games, from Google Cloud Storage."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.arguments import whole
 from interop.datasets import allowance
 from interop.datasets.compressed import Stream, decompressed
@@ -26,8 +30,11 @@ from interop.datasets.json_answers import fetch_json
 from interop.datasets.object_arrays import array_header, load_object
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
 from interop.storages import Storage, TensorStorage, columns
+from interop.transforms import Transform
+from interop.writers import Writer
 
 BASE_URL = "https://storage.googleapis.com/atari-replay-datasets"
 LIST_URL = "https://storage.googleapis.com/storage/v1/b/atari-replay-datasets/o"
@@ -43,7 +50,8 @@ GAMES = [
 IDS = [f"{game}/{run}" for game in GAMES for run in range(1, 6)]
 _ARRAYS = {"observation": ("uint8", 3), "action": ("int32", 1), "reward": ("float32", 1), "terminal": ("uint8", 1)}
 _FILE = re.compile(r"\$store\$_\w+_ckpt\.(\d+)\.gz")
-_ROWS, _ROW = 4096, 1 << 15  # rows per read; the most bytes of a row
+_ROWS = 4096  # per read
+_ROW = 1 << 15  # the most bytes of a row
 _NOTED = 1_000  # values of the metadata of a ring
 _MOST_PAGES = 100  # of a list of 300 files
 _DONE = ("next", "done")
@@ -94,11 +102,12 @@ class AtariDQNSource(Source):
 
     def _chosen(self, names: Iterable[str]) -> list[int]:
         """The numbers of the selected checkpoints, in order."""
-        found = {int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
-        return sorted(found)[: self.max_checkpoints]
+        numbers = {int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
+        return sorted(numbers)[: self.max_checkpoints]
 
     def parts(self, folder: Path) -> list[Part]:
-        folder, parts = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder, []
+        folder = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder
+        parts = []
         for number in self._chosen(path.name for path in folder.iterdir()):
             paths = [folder / f"$store$_{name}_ckpt.{number}.gz" for name in _ARRAYS]
             parts.append(Part(_rows(paths), folder, (number, *paths), at_most=True, streamed=True))
@@ -111,7 +120,7 @@ class AtariDQNSource(Source):
         number, *paths = part.which
         action, reward, terminal = (np.concatenate([*_blocks(path)]) for path in paths[1:])
         ring = DopamineRing(terminal, action, reward, _count(part.path, number))
-        frames = ((each,) for each in _blocks(paths[0]))
+        frames = ((block,) for block in _blocks(paths[0]))
         for at, observation in ring.steps(frames):
             terminated = (terminal[at] != 0).astype(np.uint8)
             truncated = ring.ends[at].astype(np.uint8) & ~terminated
@@ -176,7 +185,7 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
 
 def _notes(folder: Path, number: int) -> dict[str, Any]:
     """The metadata of the ring of a checkpoint."""
-    found = {}
+    notes = {}
     for name in ("add_count", "invalid_range"):
         path = folder / f"{name}_ckpt.{number}.gz"
         if path.exists():
@@ -184,10 +193,10 @@ def _notes(folder: Path, number: int) -> dict[str, Any]:
                 noted = np.asarray(load_object(stream, str(path)))
             if noted.dtype.kind not in "iu" or noted.size > _NOTED:
                 raise CorruptDatasetError(f"{path} must hold whole numbers, it holds {noted.dtype} {[*noted.shape]}")
-            found[name] = noted.tolist()
+            notes[name] = noted.tolist()
             if name == "add_count" and noted.ndim:
                 raise CorruptDatasetError(f"{path} must hold one number, it holds {[*noted.shape]}")
-    return found
+    return notes
 
 
 def _count(folder: Path, number: int) -> int | None:
@@ -228,18 +237,46 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         strict_len: False allows shorter slices from shorter episodes.
         replacement: False samples each row, or episode, once per epoch.
         max_checkpoints: use only the first checkpoints. By default all (class attribute `_max_runs`).
-        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS
     _max_runs: int | None = None
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *,
-        sampler: Sampler | Callable[[], Sampler] | None = None, num_procs: int = 0, num_slices: int | None = None,
-        slice_len: int | None = None, strict_len: bool = True, replacement: bool = True, mp_start_method: str = "fork",
-        max_checkpoints: int | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        num_procs: int = 0,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_len: bool = True,
+        replacement: bool = True,
+        mp_start_method: str = "fork",
+        max_checkpoints: int | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         slices = num_slices is not None or slice_len is not None
         if sampler is not None and (slices or not replacement):
             raise ValueError("num_slices, slice_len and replacement choose the sampler: give either these or sampler")
@@ -249,7 +286,31 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         elif not replacement:
             sampler = SamplerWithoutReplacement()
         source = AtariDQNSource(dataset_id, self._max_runs if max_checkpoints is None else max_checkpoints)
-        super().__init__(source, batch_size, num_workers=num_procs, sampler=sampler, **more)
+        super().__init__(
+            source,
+            batch_size,
+            num_workers=num_procs,
+            sampler=sampler,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     @property
     def dataset_path(self) -> Path:
@@ -267,8 +328,42 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     def presented(self, storage: TensorStorage) -> Storage:
         return FramesOnceStorage.open(self.data_path_root, "r")
 
-    def preprocess(self, fn: Callable[[Any], Any], dim: int = 0, *args: Any, **options: Any) -> Storage:
+    def preprocess(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        num_frames: int | None = None,
+        dest: str | os.PathLike[str] | None = None,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Pool | None = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = False,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+        resume: bool = False,
+    ) -> Storage:
         """See `BaseDatasetExperienceReplay.preprocess`. RuntimeError for a dim other than 0."""
         if dim != 0:
             raise RuntimeError(f"the rows of frames that are stored once are divided along dim 0 alone, got dim={dim}")
-        return super().preprocess(fn, dim, *args, **options)
+        return super().preprocess(
+            fn,
+            dim,
+            num_workers,
+            num_frames=num_frames,
+            dest=dest,
+            chunksize=chunksize,
+            num_chunks=num_chunks,
+            pool=pool,
+            generator=generator,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            index_with_generator=index_with_generator,
+            pbar=pbar,
+            mp_start_method=mp_start_method,
+            resume=resume,
+        )

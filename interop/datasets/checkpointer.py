@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, json_text
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Verify, json_text
 from interop.checkpoint.checkpointer import Content, StorageCheckpointerBase
 
 _NAME = "dataset.json"
@@ -34,8 +34,17 @@ class DatasetCheckpointer(StorageCheckpointerBase):
         Path(path).mkdir(exist_ok=True)
         (Path(path) / _NAME).write_text(json.dumps(self._rows_of))
 
-    def loads(self, storage: Content, path: str | os.PathLike[str], **options: Any) -> None:
+    def loads(
+        self,
+        storage: Content,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
         file = Path(path) / _NAME
-        found = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
-        if found != self._rows_of:
-            raise CheckpointMismatch(f"the checkpoint is of {found}, the rows here are of {self._rows_of}")
+        saved = json_text.parsed(file.read_bytes(), str(file), CheckpointCorrupt, halves=True)
+        if saved != self._rows_of:
+            raise CheckpointMismatch(f"the checkpoint is of {saved}, the rows here are of {self._rows_of}")

@@ -19,7 +19,7 @@ from interop.shared.source_files import state_of
 from interop.storages import LazyMemmapStorage, TensorStorage
 
 
-def made(
+def make_dataset(
     source: Source, files: Path | None, metadata_name: str, force: bool, workers: int, scratch: Path
 ) -> dict[str, Any]:
     """Download the files unless given, convert them, and publish the folder. Returns its record."""
@@ -72,8 +72,8 @@ def _downloaded_damage() -> Iterator[None]:
 def _first_sums(path: Path) -> dict[str, str]:
     """The checksums of the first download, by file name. CorruptDatasetError if the file is damaged."""
     try:
-        held = Described(noted(path), str(path))
-        return {name: held.text(name) for name in held}
+        sums = Described(noted(path), str(path))
+        return {name: sums.text(name) for name in sums}
     except CorruptDatasetError as error:
         raise CorruptDatasetError(f"{error}. Remove it, or pass download='force'") from error
 
@@ -101,7 +101,7 @@ def check_preprocessed(folder: Path, state: Mapping[str, str]) -> None:
 
 def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:
     """DownloadError for a file that differs from the first conversion. The next call downloads it again."""
-    differ = [name for name, found in sums.items() if before.get(name, found) != found]
+    differ = [name for name, checksum in sums.items() if before.get(name, checksum) != checksum]
     for name in differ:
         (folder / name).unlink(missing_ok=True)
     if differ:
@@ -113,11 +113,11 @@ def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path
 
 def made_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Path) -> dict[str, Any]:
     """Replace the dataset of a folder by a transformed one. The metadata stays."""
-    found = run(scratch)
+    record = run(scratch)
     for path in folder.glob("*.json"):
         if not (scratch / "data" / path.name).exists() and path.name != RECORD:
             shutil.copy(path, scratch / "data" / path.name)
-    return {**found, "made": secrets.token_hex(8)}
+    return {**record, "made": secrets.token_hex(8)}
 
 
 def opened(folder: Path) -> tuple[TensorStorage, dict[str, Any]]:

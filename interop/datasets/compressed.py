@@ -32,7 +32,8 @@ class Stream:
     """
 
     def __init__(self, file: Readable, path: object, stored: int | None = None, packed: bool = False) -> None:
-        self._file, self._path = file, path
+        self._file = file
+        self._path = path
         self.most_held: int | None = allowance.held(stored) if packed and stored is not None else None
         """The most bytes of one object in memory. None if the file is not compressed: it bounds them itself."""
         self.most: int | None = allowance.unpacked(stored) if packed and stored is not None else stored
@@ -43,7 +44,8 @@ class Stream:
 
         Memory grows with the bytes that are there, not with `size`.
         """
-        pieces, came = [], 0
+        pieces = []
+        came = 0
         while size < 0 or came < size:
             data = self._some(_BLOCK if size < 0 else min(_BLOCK, size - came))
             if not data:
@@ -73,7 +75,8 @@ class _Xz:
     """The content of an xz file, whose streams need at most `_MOST_MEMORY` bytes of memory."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._given = file, b""
+        self._file = file
+        self._unread = b""
         self._decoder = self._new()
 
     @staticmethod
@@ -84,16 +87,16 @@ class _Xz:
         """Up to `size` bytes; b"" at the end."""
         while True:
             if self._decoder.eof:  # of a stream; others, and padding, may follow
-                self._given = self._decoder.unused_data.lstrip(b"\0") or self._file.read(_BLOCK).lstrip(b"\0")
-                if not self._given:
+                self._unread = self._decoder.unused_data.lstrip(b"\0") or self._file.read(_BLOCK).lstrip(b"\0")
+                if not self._unread:
                     return b""
                 self._decoder = self._new()
-            elif self._decoder.needs_input and not self._given:
-                self._given = self._file.read(1 << 14)
-                if not self._given:
+            elif self._decoder.needs_input and not self._unread:
+                self._unread = self._file.read(1 << 14)
+                if not self._unread:
                     raise EOFError("the end of the compressed data is missing")
-            data = self._decoder.decompress(self._given, size)
-            self._given = b""
+            data = self._decoder.decompress(self._unread, size)
+            self._unread = b""
             if data:
                 return data
 
@@ -102,7 +105,8 @@ class _Xz:
 def decompressed(path: Path) -> Iterator[Stream]:
     """Open a file as a stream. gzip and xz, detected by the first bytes, are decompressed."""
     with path.open("rb") as plain:
-        start, stored = plain.read(6), path.stat().st_size
+        start = plain.read(6)
+        stored = path.stat().st_size
         plain.seek(0)
         if start.startswith(b"\x1f\x8b"):
             with gzip.GzipFile(fileobj=plain) as file:

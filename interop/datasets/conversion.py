@@ -19,7 +19,9 @@ from interop.datasets.rows import entries
 from interop.datasets.source import Part, Source
 from interop.storages import LazyMemmapStorage
 
-_ROWS, _BYTES = 4096, 1 << 24  # per write, for short episodes
+# Per write, for short episodes.
+_ROWS = 4096
+_BYTES = 1 << 24
 
 
 def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
@@ -55,15 +57,20 @@ def write(
 
     def append() -> None:
         nonlocal waiting, rows, size
-        given, waiting, rows, size = waiting, [], 0, 0  # reset first: an interrupt must not repeat the write
-        if given:
-            buffer.extend(given[0] if len(given) == 1 else torch.cat(given))
+        # reset first: an interrupt must not repeat the write
+        pieces_to_write = waiting
+        waiting = []
+        rows = 0
+        size = 0
+        if pieces_to_write:
+            buffer.extend(pieces_to_write[0] if len(pieces_to_write) == 1 else torch.cat(pieces_to_write))
 
     with progress(title, total, "row", bar) as advance:
         try:
             for piece in pieces:
                 waiting += [piece] if len(piece) else []
-                rows, size = rows + len(piece), size + piece.bytes()
+                rows += len(piece)
+                size += piece.bytes()
                 if rows >= _ROWS or size >= _BYTES:
                     append()
                 advance(len(piece))
@@ -78,7 +85,8 @@ def _read(source: Source, parts: list[Part], workers: int) -> Generator[TensorDi
         read = (map(rebuilt, pieces) for pieces in by_processes(partial(_whole_part, source), parts, workers))
     first: dict[Any, Any] = {}
     for part, pieces in zip(parts, read, strict=True):
-        where, count = " ".join(map(str, (part.path, *part.which[:1]))), 0
+        where = " ".join(map(str, (part.path, *part.which[:1])))
+        count = 0
         for piece in agreeing(pieces, where, first):
             count += len(piece)
             if count > part.rows:
@@ -93,12 +101,13 @@ def agreeing(
 ) -> Iterator[TensorDictBase]:
     """Yield pieces. Raises `error` if keys, shapes or dtypes differ from `first`, which the first piece fills."""
     for piece in pieces:
-        found = _kinds(piece)
+        kinds = _kinds(piece)
         if not first:
-            first.update(found)
-        if found != first:
-            key = next(key for key in {**first, **found} if first.get(key) != found.get(key))
-            there, here = first.get(key, "missing"), found.get(key, "missing")
+            first.update(kinds)
+        if kinds != first:
+            key = next(key for key in {**first, **kinds} if first.get(key) != kinds.get(key))
+            there = first.get(key, "missing")
+            here = kinds.get(key, "missing")
             raise error(f"{where}: {key} is {here}, in the first rows it is {there}")
         yield piece
 
@@ -110,5 +119,6 @@ def _whole_part(source: Source, part: Part) -> list[Portable]:
 def _kinds(rows: TensorDictBase) -> dict[Any, Any]:
     """Dtype and row shape of each entry, or "text"."""
     return {
-        key: f"{each.dtype} {[*each.shape[1:]]}" if isinstance(each, Tensor) else "text" for key, each in entries(rows)
+        key: f"{column.dtype} {[*column.shape[1:]]}" if isinstance(column, Tensor) else "text"
+        for key, column in entries(rows)
     }

@@ -52,19 +52,21 @@ class D4RLSource(Source):
 
     def _write_by_library(self, path: Path) -> Mapping[str, str]:
         try:
-            d4rl, gym = import_module("d4rl"), import_module("gym")
+            d4rl = import_module("d4rl")
+            gym = import_module("gym")
         except ImportError as error:
             raise ImportError(f"direct_download=False and from_env=True need the d4rl library: {error}") from error
-        env, options = gym.make(self.dataset_id, **self.env_kwargs), {"terminate_on_end": self.terminate_on_end}
+        env = gym.make(self.dataset_id, **self.env_kwargs)
+        options = {"terminate_on_end": self.terminate_on_end}
         if self.library == "get_dataset":
-            made = env.get_dataset()
+            columns = env.get_dataset()
         else:
-            made = dict(d4rl.qlearning_dataset(env, **options))
-            if (cuts := self._cuts(env.get_dataset(), len(made["rewards"]))) is not None:
-                made["timeouts"] = cuts
+            columns = dict(d4rl.qlearning_dataset(env, **options))
+            if (cuts := self._cuts(env.get_dataset(), len(columns["rewards"]))) is not None:
+                columns["timeouts"] = cuts
         with required("h5py", "interop").File(path, "w") as file:
-            for name, each in made.items():
-                file[name] = each
+            for name, column in columns.items():
+                file[name] = column
         return {}
 
     def _cuts(self, recorded: Mapping[str, Any], count: int) -> np.ndarray | None:
@@ -75,54 +77,58 @@ class D4RLSource(Source):
         if "timeouts" not in recorded:
             return None
         timed_out = np.reshape(recorded["timeouts"], -1) != 0
-        kept = np.ones(len(timed_out) - 1, np.bool_) if self.terminate_on_end else ~timed_out[:-1]
+        is_kept = np.ones(len(timed_out) - 1, np.bool_) if self.terminate_on_end else ~timed_out[:-1]
         ends = timed_out[:-1] if self.terminate_on_end else timed_out[1:]  # of a step before one that is left out
-        return ends[kept] if np.count_nonzero(kept) == count else None
+        return ends[is_kept] if np.count_nonzero(is_kept) == count else None
 
     def parts(self, folder: Path) -> Sequence[Part]:
         path = self._file(folder)
         with opened(path) as file:
             if missing := [name for name in _NEEDED if name not in file]:
                 raise CorruptDatasetError(f"{path} has no {missing[0]!r}: no file of D4RL")
-            held = {name: each for name, each in datasets(file).items() if name.partition("/")[0] in _OF_ROWS}
-            rows = len(held["rewards"])
-            if wrong := [name for name, each in held.items() if len(each) != rows]:
-                raise CorruptDatasetError(f"{path}: {wrong[0]} has {len(held[wrong[0]])} rows, rewards has {rows}")
-            for name, each in held.items():
+            columns = {name: column for name, column in datasets(file).items() if name.partition("/")[0] in _OF_ROWS}
+            rows = len(columns["rewards"])
+            if wrong := [name for name, column in columns.items() if len(column) != rows]:
+                raise CorruptDatasetError(f"{path}: {wrong[0]} has {len(columns[wrong[0]])} rows, rewards has {rows}")
+            for name, column in columns.items():
                 single = name in (*_NEEDED[2:], "timeouts")
-                if each.dtype.kind not in "biufc" or (single and each.size != rows):
+                if column.dtype.kind not in "biufc" or (single and column.size != rows):
                     kind = "one number a row" if single else "numbers"
-                    raise CorruptDatasetError(f"{path}: {name} must be {kind}, it is {each.dtype} {[*each.shape]}")
-            steps = rows - (not self._has_last(held))
-            bounds = ranges(steps, sum(each.nbytes for each in held.values())) if steps > 0 else []
+                    raise CorruptDatasetError(f"{path}: {name} must be {kind}, it is {column.dtype} {[*column.shape]}")
+            steps = rows - (not self._has_last(columns))
+            bounds = ranges(steps, sum(column.nbytes for column in columns.values())) if steps > 0 else []
         return [Part(last - first, path, (first, last)) for first, last in bounds]
 
     @staticmethod
-    def _has_last(held: Mapping[str, Any]) -> bool:
+    def _has_last(columns: Mapping[str, Any]) -> bool:
         """Whether the last row of a file is a step: one that ends an episode, or whose next observation is stored."""
-        flags = (held[name] for name in ("terminals", "timeouts") if name in held and len(held[name]))
-        return "next_observations" in held or any(bool(np.any(values(each, slice(-1, None)))) for each in flags)
+        flags = (columns[name] for name in ("terminals", "timeouts") if name in columns and len(columns[name]))
+        return "next_observations" in columns or any(bool(np.any(values(flag, slice(-1, None)))) for flag in flags)
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         first, last = part.which
         start = max(first - 1, 0)
         with opened(part.path) as file:
             names = [name for name in _OF_ROWS if name in file and len(file[name])]  # skips an empty group of infos
-            found = {name: values(file[name], slice(start, last + 1)) for name in names}
-        rows = nested(found, len(found["rewards"]), f"{part.path}, rows {start} to {last}")
+            columns = {name: values(file[name], slice(start, last + 1)) for name in names}
+        rows = nested(columns, len(columns["rewards"]), f"{part.path}, rows {start} to {last}")
         if len(rows) == last - start:  # the last row of the file: there is no next one
             rows = torch.cat([rows, torch.zeros_like(rows[:1])])
-        here, after, signals = rows[first - start : -1], rows[first - start + 1 :], self._signals(rows)
+        here = rows[first - start : -1]
+        after = rows[first - start + 1 :]
+        signals = self._signals(rows)
         before = [] if first else [torch.zeros_like(signals[:1])]
         out: Any = torch.cat([*before, signals[:-2]])
-        out["observation"], out["action"] = here["observations"], here["actions"]
+        out["observation"] = here["observations"]
+        out["action"] = here["actions"]
         out["next"] = following = signals[first - start : -1]
         unknown = following["done"]
-        if "next_observations" not in found:
+        if "next_observations" not in columns:
             unknown = unknown | following.get("truncated", unknown)
         following["observation"] = zeroed(here.get("next_observations", after["observations"]), unknown)
-        if "infos" in found:
-            out["info"], following["info"] = here["infos"], after["infos"]
+        if "infos" in columns:
+            out["info"] = here["infos"]
+            following["info"] = after["infos"]
         yield out
 
     def _signals(self, rows: TensorDict) -> TensorDict:
@@ -146,13 +152,13 @@ class D4RLSource(Source):
         return files[0]
 
 
-def _described(held: Any) -> Any:
+def _described(value: Any) -> Any:
     """Convert text, numbers and small arrays to JSON. Larger arrays become shape and dtype."""
-    if isinstance(held, Mapping):
-        return {name: _described(each) for name, each in held.items()}
-    if np.size(held) > _KEPT:
-        return {"shape": np.shape(held), "dtype": str(np.asarray(held).dtype)}
-    return np.asarray(held).tolist()
+    if isinstance(value, Mapping):
+        return {name: _described(child) for name, child in value.items()}
+    if np.size(value) > _KEPT:
+        return {"shape": np.shape(value), "dtype": str(np.asarray(value).dtype)}
+    return np.asarray(value).tolist()
 
 
 class D4RLExperienceReplay(BaseDatasetExperienceReplay):
@@ -194,14 +200,28 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     available_datasets = list(D4RL_URLS)
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, sampler: Sampler | None = None, writer: Writer | None = None,
-        collate_fn: Callable[[Any], Any] | None = None, pin_memory: bool = False, prefetch: int | None = None,
-        transform: Transform | Callable[[Any], Any] | None = None, split_trajs: bool = False, from_env: bool = False,
-        use_truncated_as_done: bool = True, direct_download: bool | None = None, terminate_on_end: bool | None = None,
-        download: bool | Literal["force"] = True, root: str | os.PathLike[str] | None = None, *,
-        from_local: str | os.PathLike[str] | None = None, num_workers: int = 0, generator: torch.Generator | None = None,
-        **env_kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        split_trajs: bool = False,
+        from_env: bool = False,
+        use_truncated_as_done: bool = True,
+        direct_download: bool | None = None,
+        terminate_on_end: bool | None = None,
+        download: bool | Literal["force"] = True,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        from_local: str | os.PathLike[str] | None = None,
+        num_workers: int = 0,
+        generator: torch.Generator | None = None,
+        **env_kwargs: Any,  # of an environment that only `gym.make` knows
+    ) -> None:
         direct = not from_env if direct_download is None else direct_download
         if direct and (from_env or terminate_on_end is False):
             raise ValueError(
@@ -213,8 +233,18 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
             )
         library = "" if direct else "get_dataset" if from_env else "qlearning_dataset"
         super().__init__(
-            D4RLSource(dataset_id, use_truncated_as_done, library, bool(terminate_on_end), env_kwargs), batch_size,
-            root=root, download=download, from_local=from_local, split_trajs=split_trajs, num_workers=num_workers,
-            sampler=sampler, writer=writer, collate_fn=collate_fn, pin_memory=pin_memory, prefetch=prefetch,
-            transform=transform, generator=generator,
-        )  # fmt: skip
+            D4RLSource(dataset_id, use_truncated_as_done, library, bool(terminate_on_end), env_kwargs),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            generator=generator,
+        )

@@ -54,11 +54,11 @@ def noted(path: Path) -> dict[str, Any]:
     """The object of a JSON file that this library wrote, of any size. CorruptDatasetError as for `described`."""
     with _reading(path):
         text = path.read_bytes()
-    held = Described(
+    fields = Described(
         json_text.parsed(text, str(path), CorruptDatasetError, deepest=4 * _DEEPEST, largest=len(text), halves=True),
         str(path),
     )
-    return {name: held.any(name) for name in held}
+    return {name: fields.any(name) for name in fields}
 
 
 def json_in(path: Path) -> Any:

@@ -44,7 +44,8 @@ class DopamineRing:
 
     def _behind_terminals(self, terminal: np.ndarray, written: int) -> Iterator[np.ndarray]:
         """Yield the rows where there is padding, if there is any: those behind each terminal row, in time."""
-        rows, oldest = len(terminal), max(written - len(terminal), 0)
+        rows = len(terminal)
+        oldest = max(written - len(terminal), 0)
         times = np.arange(oldest, written)  # the row of time t is t % rows
         ended = times[terminal[times % rows] != 0]
         for time in ended:
@@ -64,11 +65,16 @@ class DopamineRing:
             arrays = tuple(map(np.concatenate, zip(waiting, block, strict=True))) if waiting else block
             stop = start + len(arrays[0])
             # A run at the end of the block may go on in the next one.
-            known = stop if stop == len(self.ends) else max(stop - PADDING, start)
-            while start < known < stop and self._run[known] and self._run[known - 1] == self._run[known]:
-                known -= 1
-            yield self._chosen(arrays, start, known)
-            waiting, start = tuple(each[known - start :] for each in arrays), known
+            first_known = stop if stop == len(self.ends) else max(stop - PADDING, start)
+            while (
+                start < first_known < stop
+                and self._run[first_known]
+                and self._run[first_known - 1] == self._run[first_known]
+            ):
+                first_known -= 1
+            yield self._chosen(arrays, start, first_known)
+            waiting = tuple(array[first_known - start :] for array in arrays)
+            start = first_known
 
     def _chosen(self, arrays: tuple[np.ndarray, ...], start: int, stop: int) -> tuple[Any, ...]:
         at = np.arange(start, stop)
@@ -79,7 +85,7 @@ class DopamineRing:
             none = np.isin(run, run[seen & (run != _OLDEST)])
             none[oldest] = np.logical_or.accumulate(seen[oldest])
             run = np.where(none, 0, run)
-        kept = (run == 0) & (at < self.filled)
-        if kept.all():
-            return at, *(each[: len(at)] for each in arrays)
-        return at[kept], *(each[: len(at)][kept] for each in arrays)
+        is_stored = (run == 0) & (at < self.filled)
+        if is_stored.all():
+            return at, *(array[: len(at)] for array in arrays)
+        return at[is_stored], *(array[: len(at)][is_stored] for array in arrays)

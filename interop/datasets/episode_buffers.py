@@ -72,7 +72,9 @@ class EpisodeBuffers:
         }
         if stored.id_path is not None:  # Minari numbers episodes
             entries.pop(stored.id_path, None)
-        places = dict(_taken(entries, observation, "observations")) | dict(_taken(entries, action, "actions"))
+        places = dict(_entries_under(entries, observation, "observations")) | dict(
+            _entries_under(entries, action, "actions")
+        )
         used = set(places.values())
         for path in (path for path in entries if path not in used):
             place = ("infos", *(path[1:] if path[0] == "info" and len(path) > 1 else path))
@@ -100,41 +102,42 @@ class EpisodeBuffers:
                 start = stop
 
     def _episode(self, rows: TensorDictBase) -> dict[str, Any]:
-        above, below = (dict(entries_below(each)) for each in (rows.exclude("next"), rows.get("next", {})))
-        found: dict[Path, Any] = {}
+        above, below = (dict(entries_below(part)) for part in (rows.exclude("next"), rows.get("next", {})))
+        entries: dict[Path, Any] = {}
         for place, path in self.places.items():
-            now, then = above.get(path), None if path in _OUTCOMES else below.get(path)
-            values = _one_more(*(None if each is None else self.files.values(each, path) for each in (now, then)))
+            now = above.get(path)
+            then = None if path in _OUTCOMES else below.get(path)
+            values = _one_more(*(None if column is None else self.files.values(column, path) for column in (now, then)))
             if place[0] == "actions":
                 values = values[: len(rows)]
             elif place[0] == "infos" and np.ndim(values) == 1:
                 values = [*values]  # Arrow needs lists
-            found[place] = values
-        return {"infos": {}, **_nested(found), **_outcomes(rows)}
+            entries[place] = values
+        return {"infos": {}, **_nested(entries), **_outcomes(rows)}
 
 
-def _taken(entries: Mapping[Path, Kind], keys: Keys, place: str) -> Iterator[tuple[Path, Path]]:
+def _entries_under(entries: Mapping[Path, Kind], keys: Keys, place: str) -> Iterator[tuple[Path, Path]]:
     """The entries under the keys, by their place. KeyError for a key under which there is none."""
     named: Mapping[Any, Any] = {(name,): key for name, key in keys.items()} if isinstance(keys, Mapping) else {(): keys}
     for name, key in named.items():
         path = as_path(key)
-        below = [each for each in entries if each[: len(path)] == path]
+        below = [path_below for path_below in entries if path_below[: len(path)] == path]
         if not below:
-            known = ", ".join(sorted(repr(each[0] if len(each) == 1 else each) for each in entries)) or "none"
-            raise KeyError(f"{key!r} is not stored; there are {known}. Name the entry by its key")
-        for each in below:
-            yield (place, *name, *each[len(path) :]), each
+            names = sorted(repr(path[0] if len(path) == 1 else path) for path in entries)
+            raise KeyError(f"{key!r} is not stored; there are {', '.join(names) or 'none'}. Name the entry by its key")
+        for path_below in below:
+            yield (place, *name, *path_below[len(path) :]), path_below
 
 
 def _one_more(above: Any, below: Any) -> Any:
     """The values of T + 1 steps: those of the root, then the last one of "next"; zero or empty text where one is missing."""
-    known = below if above is None else above
-    nothing = [""] if isinstance(known, list) else np.zeros_like(known[:1])
+    present = below if above is None else above
+    nothing = [""] if isinstance(present, list) else np.zeros_like(present[:1])
     if above is None:
         parts = [nothing, below]
     else:
         parts = [above, nothing if below is None else below[-1:]]
-    return [*parts[0], *parts[1]] if isinstance(known, list) else np.concatenate(parts)
+    return [*parts[0], *parts[1]] if isinstance(present, list) else np.concatenate(parts)
 
 
 def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:
@@ -142,8 +145,8 @@ def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:
     out: dict[Any, Any] = {}
     for path, value in values.items():
         holder = out
-        for each in path[:-1]:
-            holder = holder.setdefault(each, {})
+        for step in path[:-1]:
+            holder = holder.setdefault(step, {})
         holder[path[-1]] = value
     return out
 
@@ -151,8 +154,8 @@ def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:
 def _check_outcomes(kinds: Mapping[Path, Kind], stored: StoredEpisodes) -> None:
     """KeyError, TypeError or ValueError for rewards and flags that are not one number a step."""
     if ("next", "reward") not in kinds:
-        known = ", ".join(sorted(map(repr, kinds))) or "none"
-        raise KeyError(f"('next', 'reward') is not stored; there are {known}")
+        names_text = ", ".join(sorted(map(repr, kinds))) or "none"
+        raise KeyError(f"('next', 'reward') is not stored; there are {names_text}")
     for name in ("reward", *_FLAGS):
         dtype, shape = kinds.get(("next", name), (torch.bool, ()))
         if isinstance(dtype, str) or (dtype.is_complex and name != "reward"):

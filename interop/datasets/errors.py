@@ -20,9 +20,9 @@ class MissingDatasetError(DatasetError, FileNotFoundError):
     """The converted dataset does not exist, and `download` is False."""
 
 
-def unknown_id(family: str, dataset_id: str, known: Collection[str]) -> str:
+def unknown_id(family: str, dataset_id: str, ids: Collection[str]) -> str:
     """The error text for an unknown id, with the nearest names if the list is known."""
-    if not known:
+    if not ids:
         return f"{family} has no dataset {dataset_id!r}"
-    near = difflib.get_close_matches(dataset_id, known, n=4, cutoff=0.4) or sorted(known)[:4]
-    return f"{family} has no dataset {dataset_id!r}. The nearest of its {len(known)} ids: {', '.join(map(repr, near))}"
+    near = difflib.get_close_matches(dataset_id, ids, n=4, cutoff=0.4) or sorted(ids)[:4]
+    return f"{family} has no dataset {dataset_id!r}. The nearest of its {len(ids)} ids: {', '.join(map(repr, near))}"

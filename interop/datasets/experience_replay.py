@@ -1,6 +1,5 @@
 """The base class of dataset replay buffers."""
 
-import inspect
 import json
 import os
 import secrets
@@ -8,10 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, repeat
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, Literal
 
-from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
+import torch
+from tensordict.utils import NestedKey
+
+from interop.buffers import TensorDictReplayBuffer
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.arguments import whole
 from interop.datasets.checkpointer import DatasetCheckpointer
 from interop.datasets.committed import (
@@ -19,8 +23,8 @@ from interop.datasets.committed import (
     check_rows_version,
     damage_of,
     local_state,
-    made,
     made_again,
+    make_dataset,
     opened,
     record_of,
 )
@@ -29,9 +33,12 @@ from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
 from interop.datasets.splitting import split
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
 from interop.shared.published_folder import is_there, publish, read_whole, remove
 from interop.specs import Composite, make_composite_from_td
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
+from interop.transforms import Transform
 from interop.writers import ImmutableDatasetWriter, Writer
 
 _KIND = "a dataset"
@@ -63,7 +70,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             `<root>/<dataset_id>_split`.
         num_workers: processes that read upstream files; 0 reads in this one.
         writer: by default an `ImmutableDatasetWriter`, which rejects writes.
-        collate_fn, **more: as for `TensorDictReplayBuffer`.
+
+    The other arguments are those of `TensorDictReplayBuffer`.
 
     Raises:
         MissingDatasetError: the dataset does not exist, and `download=False`.
@@ -89,24 +97,37 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         from_local: str | os.PathLike[str] | None = None,
         split_trajs: bool = False,
         num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
         writer: Writer | Callable[[], Writer] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
-        **more: Any,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         if download not in (True, False, "force"):
             raise ValueError(f"download must be True, False or 'force', got {download!r}")
         num_workers = whole("num_workers", num_workers, 0)
         batch_size = None if batch_size is None else whole("batch_size", batch_size)
-        given = {key: value for key, value in more.items() if key != "priority_key"}
-        inspect.signature(ReplayBuffer).bind(storage=None, **given)  # raise TypeErrors before the download
         parts = Path(source.dataset_id).parts
         if not parts or ".." in parts or Path(source.dataset_id).is_absolute():
             raise ValueError(f"a dataset id names a folder below the root, got {source.dataset_id!r}")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fbuf" / source.family
         self._root = Path(cache if root is None else root).expanduser().absolute()
-        self._source, self._split_trajs = source, split_trajs
+        self._source = source
+        self._split_trajs = split_trajs
         files = None if from_local is None else Path(from_local).expanduser().absolute()
-        folder, force = self.data_path_root, download == "force"
+        folder = self.data_path_root
+        force = download == "force"
         if files is not None and not files.is_dir() and (force or not is_there(folder)):
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
         made_from = {"kind": f"{_KIND} of {source.family}", "schema": _SCHEMA, **json.loads(json.dumps(asdict(source)))}
@@ -114,7 +135,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             made_from["rows_version"] = source.rows_version
         if files is not None:
             made_from["from_local"] = os.fspath(files)
-        make = partial(made, source, files, self.METADATA_NAME, force, num_workers)
+        make = partial(make_dataset, source, files, self.METADATA_NAME, force, num_workers)
         whens: Iterator[Any] = chain(["always"] if force else [], repeat("missing"))
 
         def make_sure() -> None:
@@ -133,7 +154,26 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         chosen = chosen or ImmutableDatasetWriter()
         self._own_collate_fn = collate_fn
         storage = self._opened(chosen, make_sure)
-        super().__init__(storage=storage, writer=chosen, collate_fn=collate_fn, batch_size=batch_size, **more)
+        super().__init__(
+            storage=storage,
+            writer=chosen,
+            collate_fn=collate_fn,
+            batch_size=batch_size,
+            sampler=sampler,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     def _check_there(self) -> None:
         if not is_there(self.data_path_root):
@@ -162,7 +202,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     def _split(self) -> dict[str, Any]:
         """Split the current rows into trajectories."""
-        kind, base = f"the trajectories of {_KIND}", self.data_path_root
+        kind = f"the trajectories of {_KIND}"
+        base = self.data_path_root
         of = {"kind": kind, "schema": _SCHEMA, "of": record_of(base).get("made")}
 
         def make(scratch: Path) -> dict[str, Any]:
@@ -220,9 +261,24 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         return storage
 
     def preprocess(
-        self, fn: Callable[[Any], Any], dim: int = 0, num_workers: int | None = None, *,
-        num_frames: int | None = None, dest: str | os.PathLike[str] | None = None, **options: Any,
-    ) -> Storage:  # fmt: skip
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        num_frames: int | None = None,
+        dest: str | os.PathLike[str] | None = None,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Pool | None = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = False,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+        resume: bool = False,
+    ) -> Storage:
         """Apply `fn` to all rows once, and store the result.
 
         Args:
@@ -233,7 +289,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             num_frames: transform only the first rows.
             dest: the folder of the result, which is returned as a writable storage. An earlier result there is replaced.
                 None replaces the dataset itself, also for later constructions, until `download="force"`.
-            **options: see `transformed`.
+            chunksize, num_chunks, pool, generator, max_tasks_per_child, worker_threads, index_with_generator, pbar,
+                mp_start_method, resume: as for `transformed`.
 
         After an error the dataset, or the content of `dest`, is unchanged. `resume` continues with the finished rows.
 
@@ -247,7 +304,24 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
                 "preprocess is only implemented for storages that subclass TensorStorage, got "
                 f"{type(self._storage).__name__}"
             )
-        run = partial(transformed, self._storage, fn, dim, num_workers, num_frames=num_frames, **options)
+        run = partial(
+            transformed,
+            self._storage,
+            fn,
+            dim,
+            num_workers,
+            num_frames=num_frames,
+            chunksize=chunksize,
+            num_chunks=num_chunks,
+            pool=pool,
+            generator=generator,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            index_with_generator=index_with_generator,
+            pbar=pbar,
+            mp_start_method=mp_start_method,
+            resume=resume,
+        )
         if dest is not None:
             dest = Path(dest).absolute()
             publish(dest, {"kind": "a preprocessed dataset", "schema": _SCHEMA}, run, when="always")

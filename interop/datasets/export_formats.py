@@ -50,11 +50,11 @@ class FileFormat:
         first: dict[Path, Kind] = {}
         for start in range(0, 1 if stored.is_uniform else stored.rows, _AT_ONCE):
             rows = stored.read(start, 1 if stored.is_uniform else min(start + _AT_ONCE, stored.rows))
-            found = {path: kind_of(value, 1) for path, value in entries_below(rows)}
-            first = first or found
-            for path in first.keys() | found.keys():
-                if first.get(path) != found.get(path):
-                    there, here = (shown_kind(each.get(path)) for each in (first, found))
+            kinds = {path: kind_of(value, 1) for path, value in entries_below(rows)}
+            first = first or kinds
+            for path in first.keys() | kinds.keys():
+                if first.get(path) != kinds.get(path):
+                    there, here = (shown_kind(by_path.get(path)) for by_path in (first, kinds))
                     raise ValueError(
                         f"{path} is {here} in row {start} of the export, {there} in the first one: rows of one kind are "
                         f"needed, or {_without(path)}"
@@ -70,32 +70,32 @@ class FileFormat:
         name = ".".join(map(str, path))
         if value.is_nested:
             raise TypeError(f"{path}: {name} is ragged rows, which {self.name} does not have: {_without(path)}")
-        what = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape[1:]]}"
+        kind = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape[1:]]}"
         if value.dtype in _AS_INT64:
-            raise TypeError(f"{path}: {name} is {what}, which is read as int64: cast it to int64, or {_without(path)}")
+            raise TypeError(f"{path}: {name} is {kind}, which is read as int64: cast it to int64, or {_without(path)}")
         if value.dtype not in self.dtypes:
-            raise TypeError(f"{path}: {name} is {what}, which {self.name} does not have: cast it, or {_without(path)}")
+            raise TypeError(f"{path}: {name} is {kind}, which {self.name} does not have: cast it, or {_without(path)}")
         if not self.has_empty and 0 in value.shape[1:]:
             raise TypeError(
-                f"{path}: {name} is {what}, which {self.name} does not have, as it has no values: {_without(path)}"
+                f"{path}: {name} is {kind}, which {self.name} does not have, as it has no values: {_without(path)}"
             )
-        held: np.ndarray = value.resolve_conj().resolve_neg().numpy()
-        return held
+        array: np.ndarray = value.resolve_conj().resolve_neg().numpy()
+        return array
 
     def _texts(self, values: Any, path: Path) -> list[Any]:
-        kinds = {type(each) for each in values} if isinstance(values, list) else set()
+        kinds = {type(element) for element in values} if isinstance(values, list) else set()
         if kinds == {bytes} and self.has_bytes:
             return list(values)
         if not isinstance(values, list) or kinds - {str}:
-            others = sorted(kind.__name__ for kind in kinds - {str}) or [type(values).__name__]
+            other_types = sorted(kind.__name__ for kind in kinds - {str}) or [type(values).__name__]
             raise TypeError(
-                f"{path} holds neither tensors nor text, but values of type {', '.join(others)}: {_without(path)}"
+                f"{path} holds neither tensors nor text, but values of type {', '.join(other_types)}: {_without(path)}"
             )
         text = "".join(values)
         if not is_written(text) or ("\0" in text and not self.has_nul):
-            what = "the character NUL" if is_written(text) else "half of a pair of surrogates"
+            fault = "the character NUL" if is_written(text) else "half of a pair of surrogates"
             raise ValueError(
-                f"{path}: a text has {what}, which {self.name} does not have: replace it, or {_without(path)}"
+                f"{path}: a text has {fault}, which {self.name} does not have: replace it, or {_without(path)}"
             )
         return values
 
@@ -109,7 +109,7 @@ MINARI = {
 """The formats of Minari, by name."""
 
 
-def refuse_names(places: Mapping[Path, Path], what: str) -> None:
+def refuse_names(places: Mapping[Path, Path], noun: str) -> None:
     """ValueError, naming the entry, for places that a loader of this library cannot have as keys.
 
     Args:
@@ -121,7 +121,7 @@ def refuse_names(places: Mapping[Path, Path], what: str) -> None:
         for end in range(1, len(place)):
             if place[:end] in places:
                 raise ValueError(
-                    f"{entry} and {places[place[:end]]} have one {what}, {'/'.join(map(str, place[:end]))}, which cannot be "
+                    f"{entry} and {places[place[:end]]} have one {noun}, {'/'.join(map(str, place[:end]))}, which cannot be "
                     f"nested and not nested: rename one, or {_without(entry)}"
                 )
     _as_files(places, ())

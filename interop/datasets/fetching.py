@@ -49,9 +49,15 @@ class RemoteFile:
 
 
 def fetch(
-    files: Sequence[RemoteFile], folder: Path, *, timeout: float = 30.0, retries: int = 4, pause: float = 0.5,
-    headers: Mapping[str, str] | None = None, at_once: int = 1,
-) -> dict[str, str]:  # fmt: skip
+    files: Sequence[RemoteFile],
+    folder: Path,
+    *,
+    timeout: float = 30.0,
+    retries: int = 4,
+    pause: float = 0.5,
+    headers: Mapping[str, str] | None = None,
+    at_once: int = 1,
+) -> dict[str, str]:
     """Download files into a folder. Returns the SHA-256 of each by its name.
 
     A file is written to `<name>.part`, verified and renamed. Partial files are resumed, also by later calls, if the server
@@ -114,16 +120,25 @@ class RemoteStream:
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 30.0, retries: int = 4, pause: float = 0.5,
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        retries: int = 4,
+        pause: float = 0.5,
         headers: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        self._url, self._timeout, self._retries, self._pause = url, timeout, retries, pause
+    ) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._retries = retries
+        self._pause = pause
         self._headers = headers or {}
         self._session = session()
         self._answer = ExitStack()
         self._blocks: Iterator[bytes] = iter(())
         self._opened = self._ended = False
-        self._place, self._version = 0, ""
+        self._place = 0
+        self._version = ""
         self._total: int | None = None
         self._waiting: bytes = b""  # received, and not read yet
 
@@ -136,14 +151,14 @@ class RemoteStream:
 
     def read(self, size: int = -1, /) -> bytes:
         """Up to `size` bytes; by default the rest."""
-        found = bytearray()
-        while size < 0 or len(found) < size:
+        data = bytearray()
+        while size < 0 or len(data) < size:
             if not self._waiting and not self._next():
                 break
-            taken = len(self._waiting) if size < 0 else min(size - len(found), len(self._waiting))
-            found += self._waiting[:taken]
-            self._waiting = self._waiting[taken:]
-        return bytes(found)
+            count = len(self._waiting) if size < 0 else min(size - len(data), len(self._waiting))
+            data += self._waiting[:count]
+            self._waiting = self._waiting[count:]
+        return bytes(data)
 
     def _next(self) -> bool:
         """Receive more bytes; False at the end of the file."""
@@ -186,8 +201,10 @@ class RemoteStream:
             raise FailedError(
                 "is no file" if refused else f"is another file than the one that was read up to byte {start}"
             )
-        self._version, self._total = answer.version, answer.total
-        self._blocks, self._opened = answer.blocks(), True
+        self._version = answer.version
+        self._total = answer.total
+        self._blocks = answer.blocks()
+        self._opened = True
 
 
 def patiently(attempt: Callable[[], _T], place: Callable[[], int], retries: int, pause: float) -> _T:
@@ -195,7 +212,8 @@ def patiently(attempt: Callable[[], _T], place: Callable[[], int], retries: int,
 
     Args as for `fetch`.
     """
-    failures, furthest = 0, place()
+    failures = 0
+    furthest = place()
     while True:
         try:
             return attempt()
@@ -227,8 +245,8 @@ def checksum_of(folder: Path, name: str, size: int | None, sha256: str | None) -
         raise DownloadError(f"{name!r} is not the name of a file below {folder}")
     if not path.is_file() or size not in (None, _size(path)):
         return None
-    found = _sha256(path)
-    return found if sha256 in (None, found) else None
+    checksum = _sha256(path)
+    return checksum if sha256 in (None, checksum) else None
 
 
 @dataclass
@@ -247,7 +265,8 @@ class _Download:
     def run(self, retries: int, pause: float) -> str:
         """Download the file. Returns its checksum."""
         try:
-            url, failures = urlsplit(self.file.url), []
+            url = urlsplit(self.file.url)
+            failures = []
         except ValueError as error:
             raise FailedError(f"{self.file.url!r:.200} is no address ({error})") from error
         self.part.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +287,8 @@ class _Download:
 
     def _receive(self, url: str) -> str:
         """Append the missing data to the partial file. Returns the checksum of the file."""
-        size, (version, before) = _size(self.part), self._begun()
+        size = _size(self.part)
+        version, before = self._begun()
         start = size if version else 0
         headers = {**(self.headers or {}), **({"Range": f"bytes={start}-", "If-Range": version} if start else {})}
         plain = urlsplit(self.file.url).hostname if self.file.plain_http else ""
@@ -290,17 +310,17 @@ class _Download:
 
     def _accepted(self, answer: Answer) -> int | None:
         """The bytes of the file; None if only the end of the answer tells. FailedError for an answer that is no file."""
-        known = self.file.size is not None or self.file.sha256 is not None
+        is_checked = self.file.size is not None or self.file.sha256 is not None
         total = self.file.size if answer.total is None else answer.total
         if self.file.size not in (None, total):
             raise FailedError(f"has {total} bytes, not {self.file.size}")
-        if answer.is_page and not known:
+        if answer.is_page and not is_checked:
             raise FailedError("is a page of HTML, not the file")
-        if answer.encoding and not known:
+        if answer.encoding and not is_checked:
             raise FailedError(f"is encoded as {answer.encoding}, although the file as it is was asked for")
         if total is None and answer.length is not None:
             raise FailedError("sends a part of a file, and does not say how long the file is")
-        if total is None and not answer.delimited and not known:
+        if total is None and not answer.delimited and not is_checked:
             raise FailedError("does not say how long it is, so that a lost connection would look like its end")
         return total
 
@@ -330,7 +350,9 @@ class _Download:
 
     def _checked(self, failure: type[FailedError] = FailedError) -> str:
         """Verify the complete partial file and return its checksum. A wrong file is deleted."""
-        size, checksum, fault = _size(self.part), _sha256(self.part), ""
+        size = _size(self.part)
+        checksum = _sha256(self.part)
+        fault = ""
         with self.part.open("rb") as content:
             if self.file.sha256 != checksum and _PAGE.match(content.read(1024)):
                 fault = "is a page of HTML, not the file"

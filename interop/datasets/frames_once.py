@@ -26,8 +26,10 @@ class FramesOnceStorage(LazyMemmapStorage):
         at = at if isinstance(at, torch.Tensor) else torch.from_numpy(slots_of_places(at, ()))
         if at.ndim == 0:
             return self.get(at.unsqueeze(0))[0]
-        rows, behind = super().get(at), super().get((at + 1).clamp_(max=count - 1))
-        following, results = behind.get("observation"), rows.get("next")
+        rows = super().get(at)
+        behind = super().get((at + 1).clamp_(max=count - 1))
+        following = behind.get("observation")
+        results = rows.get("next")
         done = results.get("done")
         following.numpy()[done.numpy() != 0] = 0  # torch would start threads
         results.set("observation", following)

@@ -1,13 +1,17 @@
 """Gen-DGRL: Procgen episodes of expert and suboptimal agents, from dl.fbaipublicfiles.com."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.datasets.archives import tar_members
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
@@ -15,6 +19,9 @@ from interop.datasets.fetching import RemoteFile, fetch
 from interop.datasets.object_arrays import load_object
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
+from interop.transforms import Transform
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
 BASE_URL = "https://dl.fbaipublicfiles.com/DGRL/Procgen/Datasets/Compressed"
@@ -66,19 +73,21 @@ class GenDGRLSource(Source):
                 left -= len(episode)
 
 
-def _episode(held: Any, where: str, most: int) -> TensorDict:
+def _episode(columns: Any, where: str, most: int) -> TensorDict:
     """The first `most` steps of an episode, from T + 1 upstream observations. The last one ends it."""
     try:
-        observation, action, reward, done = (held[key] for key in ("observations", "actions", "rewards", "dones"))
+        observation, action, reward, done = (columns[key] for key in ("observations", "actions", "rewards", "dones"))
         with np.errstate(invalid="ignore"):
             pixels = observation.astype(np.uint8)
         done = done.reshape(-1, 1) != 0
-        action, reward = action.astype(np.int64).reshape(-1, 1), reward.astype(np.float32).reshape(-1, 1)
+        action = action.astype(np.int64).reshape(-1, 1)
+        reward = reward.astype(np.float32).reshape(-1, 1)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise CorruptDatasetError(f"{where} is no dict of observations, actions, rewards and dones: {error}") from error
     if pixels.ndim != 4 or not len(pixels) or (observation.dtype != np.uint8 and (pixels != observation).any()):
         raise CorruptDatasetError(f"{where}: observations must be images, of whole numbers from 0 to 255")
-    truncated, none = np.zeros_like(done), np.zeros_like(done)
+    truncated = np.zeros_like(done)
+    none = np.zeros_like(done)
     last = max(min(most, len(done)) - 1, 0)
     truncated[last : last + 1] = ~done[last : last + 1]
     flags = {"terminated": done, "truncated": truncated, "done": done | truncated}
@@ -114,14 +123,62 @@ class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: `<game>-<category>`, one of `available_datasets`.
         from_local: a folder with `<game>.tar.xz`.
         writer: by default a `TensorDictRoundRobinWriter`: new rows replace old ones in memory, not on disk.
-        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *, writer: Writer | Callable[[], Writer] | None = None,
-        **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        writer: Writer | Callable[[], Writer] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         writer = TensorDictRoundRobinWriter() if writer is None else writer
-        super().__init__(GenDGRLSource(dataset_id), batch_size, writer=writer, **more)
+        super().__init__(
+            GenDGRLSource(dataset_id),
+            batch_size,
+            writer=writer,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )

@@ -15,12 +15,13 @@ def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None
 
     A part has up to `most` bytes, by default 16 MB, or is a single piece.
     """
-    groups, offset = defaultdict[int, list[tuple[Any, int]]](list), 0
-    for what, rows, size in pieces:
+    groups = defaultdict[int, list[tuple[Any, int]]](list)
+    offset = 0
+    for piece, rows, size in pieces:
         if rows:
-            groups[offset // (most or _BYTES)].append((what, rows))
+            groups[offset // (most or _BYTES)].append((piece, rows))
         offset += size
-    return [Part(sum(rows for _, rows in each), path, tuple(what for what, _ in each)) for each in groups.values()]
+    return [Part(sum(rows for _, rows in group), path, tuple(piece for piece, _ in group)) for group in groups.values()]
 
 
 def ranges(rows: int, size: int) -> list[tuple[int, int]]:

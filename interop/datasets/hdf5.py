@@ -26,18 +26,18 @@ _checked: set[tuple[str, int, int]] = set()
 
 
 @contextlib.contextmanager
-def faults(what: str) -> Iterator[None]:
+def faults(name: str) -> Iterator[None]:
     """Re-raise h5py errors as CorruptDatasetError. System errors (no such file, no access) pass through."""
     try:
         yield
     except _FAULTS as error:
-        raise _corrupt(what, error) from error
+        raise _corrupt(name, error) from error
 
 
-def _corrupt(what: str, error: Exception) -> Exception:
+def _corrupt(name: str, error: Exception) -> Exception:
     if isinstance(error, DatasetError) or (isinstance(error, OSError) and error.errno):
         return error
-    return CorruptDatasetError(f"{what} ({error})")
+    return CorruptDatasetError(f"{name} ({error})")
 
 
 @contextlib.contextmanager
@@ -78,9 +78,9 @@ def _check_links(file: "h5py.File", path: Path) -> None:
         seen.add(link.u)
         return None
 
-    found = file.id.links.visit(refused, info=True)
-    if found is not None:
-        raise CorruptDatasetError(f"{path}: {found}: it is not read")
+    refusal = file.id.links.visit(refused, info=True)
+    if refusal is not None:
+        raise CorruptDatasetError(f"{path}: {refusal}: it is not read")
 
 
 def arrays(group: "h5py.Group", rows: slice = slice(None)) -> dict[str, Any]:
@@ -112,17 +112,17 @@ def datasets(group: "h5py.Group") -> dict[str, Any]:
     CorruptDatasetError as for `values`.
     """
     h5py = required("h5py", "interop")
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     try:
         for name, entry in {name: group[name] for name in group}.items():
             if isinstance(entry, h5py.Group):
-                found |= {f"{name}/{path}": each for path, each in datasets(entry).items()}
+                by_path |= {f"{name}/{path}": dataset for path, dataset in datasets(entry).items()}
             else:
                 _layout(h5py, entry.id)
-                found[name] = entry
+                by_path[name] = entry
     except _FAULTS as error:
         raise _damaged(h5py, group.id, error) from error
-    return found
+    return by_path
 
 
 def shapes(file: "h5py.File", name: str) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
@@ -138,16 +138,16 @@ def shapes(file: "h5py.File", name: str) -> dict[tuple[str, ...], tuple[Any, tup
 
 
 def _shapes(h5py: ModuleType, group: "h5py.Group") -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
-    found: dict[tuple[str, ...], tuple[Any, tuple[int, ...]]] = {}
+    by_path: dict[tuple[str, ...], tuple[Any, tuple[int, ...]]] = {}
     if isinstance(group, h5py.h5g.GroupID):
         for key in group:
             at = h5py.h5o.open(group, key)
             if isinstance(at, h5py.h5d.DatasetID):
                 shape, dtype = _layout(h5py, at)
-                found[key.decode(),] = None if h5py.check_string_dtype(dtype) else dtype, shape
+                by_path[key.decode(),] = None if h5py.check_string_dtype(dtype) else dtype, shape
             else:
-                found |= {(key.decode(), *path): each for path, each in _shapes(h5py, at).items()}
-    return found
+                by_path |= {(key.decode(), *path): shape_of for path, shape_of in _shapes(h5py, at).items()}
+    return by_path
 
 
 def attributes(group: "h5py.Group") -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _as_json(value: Any, where: str) -> Any:
             raise CorruptDatasetError(f"{where} is of {value.dtype}: neither numbers nor text")
         return _as_json(value.tolist(), where)
     if isinstance(value, list):
-        return [_as_json(each, where) for each in value]
+        return [_as_json(element, where) for element in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise CorruptDatasetError(f"{where} is a {type(value).__name__}: neither numbers nor text")
@@ -178,14 +178,15 @@ def _values(h5py: ModuleType, it: "h5py.h5d.DatasetID", rows: slice) -> Any:
             if out.size:
                 it.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
             return out if shape else out[()]
-        dataset, chosen = h5py.Dataset(it), rows if shape else ()
+        dataset = h5py.Dataset(it)
+        chosen = rows if shape else ()
         text = h5py.check_string_dtype(dtype)
         reader = dataset.asstr("utf-8") if text else dataset
         if dtype.kind == "O" and shape:
-            found = _of_any_length(h5py, it, reader, shape, rows)
+            values = _of_any_length(h5py, it, reader, shape, rows)
         else:
-            found = reader[chosen]
-        return found.tolist() if text and shape else list(found) if dtype.kind == "O" and shape else found
+            values = reader[chosen]
+        return values.tolist() if text and shape else list(values) if dtype.kind == "O" and shape else values
     except _FAULTS as error:
         raise _damaged(h5py, it, error) from error
 
@@ -200,17 +201,18 @@ def _of_any_length(
     """
     most = h5py.h5i.get_file_id(it).get_filesize()
     start, stop, _ = rows.indices(shape[0])
-    found, total = np.empty((max(stop - start, 0), *shape[1:]), object), 0
-    for place in np.ndindex(*found.shape[:-1]):  # of a list of entries; () for the only one
+    objects = np.empty((max(stop - start, 0), *shape[1:]), object)
+    total = 0
+    for place in np.ndindex(*objects.shape[:-1]):  # of a list of entries; () for the only one
         above, begin = ((place[0] + start, *place[1:]), 0) if place else ((), start)
-        for at in range(0, found.shape[-1], _ENTRIES):
-            end = min(at + _ENTRIES, found.shape[-1])
+        for at in range(0, objects.shape[-1], _ENTRIES):
+            end = min(at + _ENTRIES, objects.shape[-1])
             values = reader[(*above, slice(begin + at, begin + end))]
-            total += sum(each.nbytes if isinstance(each, np.ndarray) else len(each) for each in values)
+            total += sum(value.nbytes if isinstance(value, np.ndarray) else len(value) for value in values)
             if total > most:
                 raise CorruptDatasetError(f"{_name(h5py, it)} has more bytes of variable length than its file, {most}")
-            found[(*place, slice(at, end))] = values
-    return found
+            objects[(*place, slice(at, end))] = values
+    return objects
 
 
 def shape_of(file: "h5py.File", path: str) -> tuple[int, ...]:
@@ -227,14 +229,17 @@ def _layout(h5py: ModuleType, it: "h5py.h5d.DatasetID") -> tuple[tuple[int, ...]
     """Shape and dtype of a dataset. CorruptDatasetError unless it has numbers or text in this file."""
     if not isinstance(it, h5py.h5d.DatasetID):
         raise CorruptDatasetError(f"{_name(h5py, it)} is a {type(it).__name__}, no dataset")
-    made, stored, dtype = it.get_create_plist(), it.get_storage_size(), it.dtype
-    if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
+    creation = it.get_create_plist()
+    stored = it.get_storage_size()
+    dtype = it.dtype
+    if creation.get_layout() == h5py.h5d.VIRTUAL or creation.get_external_count():
         raise CorruptDatasetError(f"{_name(h5py, it)} has its values in other files: it is not read")
     shape = it.get_space().get_simple_extent_dims()
-    filtered, size = made.get_nfilters() > 0, 0 if shape is None else math.prod(shape) * dtype.itemsize
+    filtered = creation.get_nfilters() > 0
+    size = 0 if shape is None else math.prod(shape) * dtype.itemsize
     most = allowance.UNPACKED * stored + _FILLED if filtered else stored
     if filtered and size:
-        size = max(size, math.prod(made.get_chunk()) * dtype.itemsize)  # which is decompressed as a whole
+        size = max(size, math.prod(creation.get_chunk()) * dtype.itemsize)  # which is decompressed as a whole
     if shape is None or size > most or (size and not stored):
         raise CorruptDatasetError(f"{_name(h5py, it)} has {stored} bytes: too few for its shape {shape}")
     item = np.dtype(h5py.check_vlen_dtype(dtype) or dtype)

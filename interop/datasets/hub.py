@@ -42,7 +42,7 @@ def hub_files(repo: str, prefix: str = "", revision: str | None = None) -> list[
     with _naming(hub, repo, [prefix or "all files"]):
         answer = Answered(fetch_json(f"{url}?blobs=true", timeout=_TIMEOUT, headers=hub.headers), url)
         siblings = answer.any("siblings") if "siblings" in answer else None
-        files = [_listed(each, url) for each in ([] if siblings is None else answer.items("siblings"))]
+        files = [_listed(sibling, url) for sibling in ([] if siblings is None else answer.items("siblings"))]
         if len({file.path for file in files}) < len(files):
             raise DownloadError(f"{url}: a file is listed twice")
     return sorted((file for file in files if file.path.startswith(prefix)), key=lambda file: file.path)
@@ -51,7 +51,9 @@ def hub_files(repo: str, prefix: str = "", revision: str | None = None) -> list[
 def _listed(described: Any, where: str) -> HubFile:
     """A file of the hub's list."""
     entry = Answered(described, f"{where}, a file")
-    path, size, sha256 = entry.text("rfilename"), None, None
+    path = entry.text("rfilename")
+    size = None
+    sha256 = None
     place = PurePosixPath(path)
     if place.is_absolute() or ".." in place.parts or not place.parts or "\\" in path or not path.isprintable():
         raise entry.wrong("rfilename", "a path below the repository", path)

@@ -27,10 +27,10 @@ def features_of(schema: "pa.Schema", where: str) -> Mapping[str, Feature]:
     text = (schema.metadata or {}).get(b"huggingface")
     if text is None:
         return {}
-    found = json_of(text, f"{where}, the entry 'huggingface' of its schema")
+    features = json_of(text, f"{where}, the entry 'huggingface' of its schema")
     for step in ("info", "features"):
-        found = found.get(step) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        features = features.get(step) if isinstance(features, dict) else None
+    return features if isinstance(features, dict) else {}
 
 
 def is_image(feature: Feature) -> bool:

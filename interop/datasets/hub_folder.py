@@ -1,14 +1,17 @@
 """Datasets in Parquet files with fixed-shape columns, from the Hugging Face hub or `to_hub_folder`."""
 
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.keys import entries_below
 from interop.data.layout import LeafSpec
 from interop.datasets import parquet
@@ -20,6 +23,10 @@ from interop.datasets.hub_features import features_of
 from interop.datasets.rows import leaf
 from interop.datasets.source import Part, Source
 from interop.host.maps import file_names
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
+from interop.transforms import Transform
+from interop.writers import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +58,8 @@ class HubFolderSource(Source):
         parts = []
         for path in local_files(folder, "data/", ".parquet"):
             with parquet.opened(path) as file:
-                schema, groups = file.schema, file.rows()
+                schema = file.schema
+                groups = file.rows()
             self._check_columns(schema, path)
             parts += [Part(rows, path, (place,)) for place, rows in enumerate(groups) if rows]
         return parts
@@ -62,18 +70,19 @@ class HubFolderSource(Source):
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         with parquet.opened(part.path) as file:
             schema = file.schema
-            features, names = features_of(schema, str(part.path)), self._kept(schema.names)
+            features = features_of(schema, str(part.path))
+            names = self._without_excluded(schema.names)
             (group,) = part.which
             table = file.read(group, names)
             rows = TensorDict({}, [len(table)])
             for name in names:
                 column = table[name].combine_chunks()
-                found = values(column, f"{part.path}, column {name}", feature=features.get(name))
-                for path, each in entries_below({_key(name, schema.names): found}):
-                    rows[path] = _leaf(each, f"{part.path}, column {name}")
+                column_values = values(column, f"{part.path}, column {name}", feature=features.get(name))
+                for path, entry in entries_below({_key(name, schema.names): column_values}):
+                    rows[path] = _leaf(entry, f"{part.path}, column {name}")
             yield rows
 
-    def _kept(self, names: Sequence[str]) -> list[str]:
+    def _without_excluded(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in (self.exclude or ())]
 
     def _check_columns(self, schema: "pa.Schema", path: Path) -> None:
@@ -81,10 +90,10 @@ class HubFolderSource(Source):
         names: list[str] = schema.names
         if missing := set(self.exclude or ()) - set(names):
             raise ValueError(f"exclude has {sorted(missing)}, {path} has the columns {names}")
-        if twice := sorted({name for name in self._kept(names) if names.count(name) > 1}):
+        if twice := sorted({name for name in self._without_excluded(names) if names.count(name) > 1}):
             raise CorruptDatasetError(f"{path} has several columns named {twice}: {_without(*twice)}")
         features = features_of(schema, str(path))
-        for name in self._kept(names):
+        for name in self._without_excluded(names):
             kind = schema.field(name).type
             why = unsupported(kind, features.get(name))
             if why is None:
@@ -115,12 +124,12 @@ def _key(name: str, names: Collection[str]) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _leaf(found: Any, where: str) -> Any:
+def _leaf(value: Any, where: str) -> Any:
     """An array as a tensor; text and bytes as they are. CorruptDatasetError, prefixed by `where`, for integers too large."""
-    if isinstance(found, list):
-        return NonTensorStack(*map(NonTensorData, found))
+    if isinstance(value, list):
+        return NonTensorStack(*map(NonTensorData, value))
     try:
-        return leaf(found)
+        return leaf(value)
     except CorruptDatasetError as error:
         raise CorruptDatasetError(f"{where}: {error}. {_without(where.rpartition('column ')[2])}") from error
 
@@ -138,7 +147,8 @@ class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: `user/name` on the hub, or any name with `from_local`.
         exclude: the names of columns to leave out.
         from_local: a folder written by `to_hub_folder`, instead of a download.
-        **more: as for `BaseDatasetExperienceReplay`.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises: as `BaseDatasetExperienceReplay`; ValueError for columns of `exclude` that are not there; CorruptDatasetError,
     before the first row is read, for two columns of one name, names that cannot be keys, and columns other than numbers,
@@ -147,8 +157,57 @@ class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *, exclude: Collection[str] = (), **more: Any
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        exclude: Collection[str] = (),
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
             raise TypeError(f"exclude must be a list of names of columns, got {exclude!r}")
-        super().__init__(HubFolderSource(dataset_id, tuple(sorted({*exclude})) or None), batch_size, **more)
+        super().__init__(
+            HubFolderSource(dataset_id, tuple(sorted({*exclude})) or None),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )

@@ -40,7 +40,7 @@ def stacked(images: Sequence[bytes | np.ndarray], where: str) -> np.ndarray:
     CorruptDatasetError, prefixed by `where`, names a damaged image or one of another size. All together take no more
     memory than `allowance.unpacked` of their bytes; one that comes again counts once.
     """
-    most = allowance.unpacked(sum(len(data) for data in {id(each): each for each in images}.values()))
+    most = allowance.unpacked(sum(len(data) for data in {id(one_image): one_image for one_image in images}.values()))
     out = np.empty(0, np.uint8)
     for place, data in enumerate(images):
         try:
@@ -51,7 +51,8 @@ def stacked(images: Sequence[bytes | np.ndarray], where: str) -> np.ndarray:
             allowance.check(len(images) * image.nbytes, most, f"{where}, {len(images)} images of {[*image.shape]}")
             out = np.empty((len(images), *image.shape), image.dtype)
         if (image.shape, image.dtype) != (out.shape[1:], out.dtype):
-            came, needed = f"{image.dtype} {[*image.shape]}", f"{out.dtype} {[*out.shape[1:]]}"
+            came = f"{image.dtype} {[*image.shape]}"
+            needed = f"{out.dtype} {[*out.shape[1:]]}"
             raise CorruptDatasetError(f"{where}, image {place}: it is {came}, not {needed}")
         out[place] = image
     return out

@@ -37,9 +37,14 @@ def in_order(
 
 
 def by_processes(
-    function: Callable[[Any], Any], tasks: Iterable[Any], workers: int, *,
-    method: str | None = None, threads: int = 1, max_tasks_per_child: int | None = None,
-) -> Generator[Any, None, None]:  # fmt: skip
+    function: Callable[[Any], Any],
+    tasks: Iterable[Any],
+    workers: int,
+    *,
+    method: str | None = None,
+    threads: int = 1,
+    max_tasks_per_child: int | None = None,
+) -> Generator[Any, None, None]:
     """Yield the results of `function(task)` in order, from `workers` processes; 0 runs in this process.
 
     `method` is the start method ("spawn" by default); each process has `threads` torch threads. All are replaced after
@@ -49,7 +54,8 @@ def by_processes(
         yield from map(function, tasks)
         return
     pickle.dumps(function)  # raise errors here: the pool may hang
-    context, tasks = multiprocessing.get_context(method or "spawn"), iter(tasks)
+    context = multiprocessing.get_context(method or "spawn")
+    tasks = iter(tasks)
     for first in tasks:
         some = chain([first], islice(tasks, max_tasks_per_child and workers * max_tasks_per_child - 1))
         with ProcessPoolExecutor(workers, context, _start, (threads,)) as pool:
@@ -84,12 +90,12 @@ def _submitted(pool: ProcessPoolExecutor, function: Callable[[Any], Any], task: 
 
 def portable(rows: TensorDictBase) -> Portable:
     """Convert rows to bytes and lists for another process, as tensors would each take a file descriptor."""
-    return [*rows.batch_size], {key: _as_bytes(each) for key, each in entries(rows)}
+    return [*rows.batch_size], {key: _as_bytes(entry) for key, entry in entries(rows)}
 
 
-def rebuilt(given: Portable) -> TensorDict:
+def rebuilt(packed: Portable) -> TensorDict:
     """Convert a result of `portable` back to rows."""
-    shape, parts = given
+    shape, parts = packed
     out = TensorDict({}, shape)
     for key, value in parts.items():
         if isinstance(value, tuple):

@@ -1,7 +1,8 @@
 """LeRobot: robot episodes in Parquet files and videos, from any LeRobot repository on the Hugging Face hub."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, groupby, islice, pairwise
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.arguments import not_negative, required, whole
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
@@ -24,7 +27,11 @@ from interop.datasets.lerobot_rows import Episode, data_files, located, rows_of_
 from interop.datasets.rows import following, leaf
 from interop.datasets.source import Part, Source
 from interop.datasets.video import frames_at
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
 from interop.shared.source_files import files_below
+from interop.transforms import Transform
+from interop.writers import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,8 +79,8 @@ class LeRobotSource(Source):
         listed = episodes_of(folder, info, videos, self.episodes).values()
         paths = {at for episode in listed for at in (episode.data, *(path for path, _ in episode.videos.values()))}
         sums |= get([file for file in files if folder / file.path in paths])
-        found = rows_of_episodes(folder, info)
-        if any(sum(found.get(episode.number, {}).values()) < episode.length for episode in listed):
+        rows_by_episode = rows_of_episodes(folder, info)
+        if any(sum(rows_by_episode.get(episode.number, {}).values()) < episode.length for episode in listed):
             sums |= get(data)  # `meta/` names other files than those that have the rows
         return sums
 
@@ -103,12 +110,16 @@ class LeRobotSource(Source):
         size = sum(map(_bytes, features.values()))
         return grouped(
             folder,
-            ((each, each.length, each.length * size) for each in located(folder, info, listed, self.episodes)),
+            (
+                (episode, episode.length, episode.length * size)
+                for episode in located(folder, info, listed, self.episodes)
+            ),
         )
 
     def read(self, part: Part) -> Iterator[TensorDict]:
         info = info_of(part.path)
-        features, tasks = self._features(part.path, info), tasks_of(part.path, info)
+        features = self._features(part.path, info)
+        tasks = tasks_of(part.path, info)
         columns = [name for name, feature in features.items() if feature.kind != "video" and name != "index"]
         has_videos = len(columns) + ("index" in features) < len(features)
         needed = ["episode_index", *(["frame_index"] if has_videos else []), *columns]
@@ -143,7 +154,7 @@ class LeRobotSource(Source):
         }
         if "episode_index" not in info.features:
             raise CorruptDatasetError(f"{folder}/meta/info.json: there is no feature episode_index")
-        faults = {name: unsupported(each) or _collides(name, each, read) for name, each in read.items()}
+        faults = {name: unsupported(described) or _collides(name, described, read) for name, described in read.items()}
         if wrong := [name for name, fault in faults.items() if fault]:
             also = "" if len(wrong) == 1 else f" (also {', '.join(wrong[1:])})"
             or_all = " or video=False" if all(read[name].kind == "video" for name in wrong) else ""
@@ -183,7 +194,8 @@ def _tables(
     numbers = [episode.number for episode in episodes]
     bounds = ("episode_index", min(numbers), max(numbers))
     tables = [read_table(path, columns, bounds) for path in paths]
-    pyarrow, compute = required("pyarrow", "datasets"), required("pyarrow.compute", "datasets")
+    pyarrow = required("pyarrow", "datasets")
+    compute = required("pyarrow.compute", "datasets")
     for episode in episodes:
         pieces = [table.filter(compute.equal(table["episode_index"], episode.number)) for table in tables]
         try:
@@ -241,25 +253,25 @@ def _rows(table: "pa.Table", features: Mapping[str, Feature], tasks: Mapping[int
     return rows.update({flag: never for flag in _FLAGS if flag not in root})
 
 
-def _completed(given: Any, derived: Any) -> Any:
+def _completed(value: Any, derived: Any) -> Any:
     """Add the derived entries that are not given."""
-    if given is None:
+    if value is None:
         return derived
-    if isinstance(given, TensorDict) and isinstance(derived, TensorDict):
+    if isinstance(value, TensorDict) and isinstance(derived, TensorDict):
         for key in derived.keys():  # noqa: SIM118
-            given[key] = _completed(given.get(key, None), derived.get(key))
-    return given
+            value[key] = _completed(value.get(key, None), derived.get(key))
+    return value
 
 
 def _key(name: str, features: Collection[str]) -> tuple[str, ...]:
     """Split a name at its dots. "a.b" is not split if "a" is a feature too."""
     key: list[str] = []
     names = name.split(".")
-    for each, before in zip(names, ["", *accumulate(names, "{}.{}".format)], strict=False):
+    for part, before in zip(names, ["", *accumulate(names, "{}.{}".format)], strict=False):
         if before in features:
-            key[-1] += f".{each}"
+            key[-1] += f".{part}"
         else:
-            key.append(each)
+            key.append(part)
     return tuple(key)
 
 
@@ -270,8 +282,8 @@ def _with_frames(
     pairs = {key: pairwise(chain(frames, [None])) for key, frames in videos.items()}
     derived = {("next", *key) for key in videos if key[0] == "observation" and not _is_taken(("next", *key), keys)}
     for piece in rows.split(_CHUNK):
-        for key, each in pairs.items():
-            now, then = zip(*islice(each, len(piece)), strict=True)
+        for key, pair in pairs.items():
+            now, then = zip(*islice(pair, len(piece)), strict=True)
             piece[key] = torch.from_numpy(np.stack(now))
             if ("next", *key) in derived:
                 last = [np.zeros_like(now[0])] if then[-1] is None else then[-1:]
@@ -281,7 +293,7 @@ def _with_frames(
 
 def _is_taken(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> bool:
     """Whether one of the keys is the key, above it or below it."""
-    return any(key[: len(each)] == each[: len(key)] for each in keys)
+    return any(key[: len(key_read)] == key_read[: len(key)] for key_read in keys)
 
 
 class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
@@ -312,7 +324,8 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         episodes: the numbers of the episodes to load. Only their files are downloaded. All by default.
         exclude: names of features to leave out, as in `meta/info.json`, such as "observation.images.depth".
         revision: a branch, tag or commit of the repository; its main branch by default.
-        **more: as for `BaseDatasetExperienceReplay`.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises:
         DatasetError: no LeRobot dataset, an unsupported version, or features of kinds that are not supported: videos of
@@ -325,10 +338,37 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     def __init__(
-        self, repo_id: str, batch_size: int | None = None, *, video: Literal["decode", "skip", False] = "decode",
-        tolerance_s: float = 1e-4, episodes: Sequence[int] | None = None, exclude: Sequence[str] = (),
-        revision: str | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        repo_id: str,
+        batch_size: int | None = None,
+        *,
+        video: Literal["decode", "skip", False] = "decode",
+        tolerance_s: float = 1e-4,
+        episodes: Sequence[int] | None = None,
+        exclude: Sequence[str] = (),
+        revision: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         if video not in ("decode", "skip", False):
             raise ValueError(f"video must be 'decode', 'skip' or False, got {video!r}")
         if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
@@ -339,7 +379,35 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         if episodes is not None and (not chosen or len(chosen) < len(episodes)):
             raise ValueError(f"episodes must be one or more different numbers, got {episodes!r}")
         source = LeRobotSource(
-            repo_id, video == "decode", not_negative("tolerance_s", tolerance_s), chosen,
-            tuple(sorted({*exclude})) or None, revision,
-        )  # fmt: skip
-        super().__init__(source, batch_size, **more)
+            repo_id,
+            video == "decode",
+            not_negative("tolerance_s", tolerance_s),
+            chosen,
+            tuple(sorted({*exclude})) or None,
+            revision,
+        )
+        super().__init__(
+            source,
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )

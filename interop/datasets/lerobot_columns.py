@@ -60,7 +60,8 @@ def values_of(column: "pa.ChunkedArray", feature: Feature, where: str) -> np.nda
         lengths = {*flat.value_lengths().unique().to_pylist()} if len(flat) else set()
         if flat.null_count or not sizes or not lengths <= {sizes[0]}:
             raise CorruptDatasetError(f"{wrong}, with lists of {', '.join(sorted(map(str, lengths)))}")
-        flat, sizes = flat.flatten(), sizes[1:]
+        flat = flat.flatten()
+        sizes = sizes[1:]
     count = len(column) * int(np.prod(feature.shape))
     if flat.null_count or sizes or len(flat) != count or not (_is_number(types, flat.type) or not count):
         raise CorruptDatasetError(wrong)
@@ -82,8 +83,8 @@ def _cast(flat: "pa.Array", kind: str, where: str) -> np.ndarray:
 
 def _encoded(column: "pa.ChunkedArray", where: str) -> list[bytes]:
     """The content of image files: bytes, or structs with "bytes" and "path". The files of a path are not read."""
-    values = [each.get("bytes") if isinstance(each, dict) else each for each in column.to_pylist()]
-    images = [each for each in values if isinstance(each, bytes) and each]
+    values = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in column.to_pylist()]
+    images = [cell for cell in values if isinstance(cell, bytes) and cell]
     if missing := len(values) - len(images):
         raise CorruptDatasetError(f"{where}: {missing} images are not in the file, whose column is {column.type}")
     return images

@@ -64,26 +64,26 @@ class Listed:
 
 def info_of(folder: Path) -> Info:
     """Read `meta/info.json`. DatasetError for a format version outside of `VERSIONS`."""
-    said = read_json(path := folder / "meta/info.json")
-    version = said.get("codebase_version") if isinstance(said, dict) else None
+    content = read_json(path := folder / "meta/info.json")
+    version = content.get("codebase_version") if isinstance(content, dict) else None
     if version not in VERSIONS:
         raise DatasetError(
             f"{path}: codebase_version is {version!r}, this program reads {', '.join(VERSIONS)}. The lerobot package "
             "converts older datasets"
         )
-    entries = Entries(said, _where(folder, path))
+    entries = Entries(content, _where(folder, path))
     for name in ("data_path", "video_path"):
-        if said.get(name) is not None:
+        if content.get(name) is not None:
             _check_format(entries, name)
     return Info(
         version,
-        {name: _feature(each) for name, each in entries.objects("features").items()},
-        fps=entries.number("fps", least=1e-6) if "fps" in said else None,
-        data_path=said.get("data_path") or "",
-        video_path=said.get("video_path") or "",
-        chunks_size=entries.whole("chunks_size", least=1) if "chunks_size" in said else 1000,
-        total_episodes=entries.whole("total_episodes") if "total_episodes" in said else None,
-        total_frames=entries.whole("total_frames") if "total_frames" in said else None,
+        {name: _feature(feature) for name, feature in entries.objects("features").items()},
+        fps=entries.number("fps", least=1e-6) if "fps" in content else None,
+        data_path=content.get("data_path") or "",
+        video_path=content.get("video_path") or "",
+        chunks_size=entries.whole("chunks_size", least=1) if "chunks_size" in content else 1000,
+        total_episodes=entries.whole("total_episodes") if "total_episodes" in content else None,
+        total_frames=entries.whole("total_frames") if "total_frames" in content else None,
     )
 
 
@@ -106,10 +106,12 @@ def _feature(entries: Entries) -> Feature:
 def tasks_of(folder: Path, info: Info) -> dict[int, str]:
     """The text of each task."""
     path = folder / ("meta/tasks.jsonl" if info.is_v2 else "meta/tasks.parquet")
-    where, tasks = _where(folder, path), dict[int, str]()
+    where = _where(folder, path)
+    tasks = dict[int, str]()
     for row in read_json(path) if info.is_v2 else _task_rows(path):
         task = Entries(row, where)
-        number, text = task.whole("task_index"), task.text("task")
+        number = task.whole("task_index")
+        text = task.text("task")
         if tasks.setdefault(number, text) != text:
             raise CorruptDatasetError(f"{where}: the task {number} has two texts, {tasks[number]!r} and {text!r}")
     return tasks
@@ -124,9 +126,9 @@ def _task_rows(path: Path) -> list[dict[str, Any]]:
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptDatasetError(f"{path}: its description of a pandas frame is damaged: {error}") from error
     types = required("pyarrow", "datasets").types
-    others = [name for name in table.column_names if name != "task_index"]
-    texts = [name for name in others if _is_text(types, table.schema.field(name).type)]
-    for chosen in ([name for name in index if name in others], [name for name in texts if name == "task"], texts):
+    column_names = [name for name in table.column_names if name != "task_index"]
+    texts = [name for name in column_names if _is_text(types, table.schema.field(name).type)]
+    for chosen in ([name for name in index if name in column_names], [name for name in texts if name == "task"], texts):
         if len(chosen) == 1 and "task_index" in table.column_names:
             rows = zip(table["task_index"].to_pylist(), table[chosen[0]].to_pylist(), strict=True)
             return [{"task_index": number, "task": text} for number, text in rows]
@@ -144,18 +146,18 @@ def episodes_of(
     folder: Path, info: Info, video_keys: Sequence[str], chosen: Collection[int] | None
 ) -> dict[int, Listed]:
     """The listed episodes by their numbers: all, or the chosen ones. CorruptDatasetError for one that is listed twice."""
-    found: dict[int, Listed] = {}
+    by_number: dict[int, Listed] = {}
     for where, row in _episode_rows(folder, info):
         entries = Entries(row, where)
         number = entries.whole("episode_index")
         if chosen is not None and number not in chosen:
             continue
-        if number in found:
+        if number in by_number:
             raise CorruptDatasetError(f"{where}: episode {number} is listed twice")
-        found[number] = _listed(folder, info, video_keys, Entries(row, f"{where}, episode {number}"), number)
-    if not found and chosen is None:
+        by_number[number] = _listed(folder, info, video_keys, Entries(row, f"{where}, episode {number}"), number)
+    if not by_number and chosen is None:
         raise CorruptDatasetError(f"{folder}/meta has no episodes.jsonl, and no episodes/*/*.parquet with rows")
-    return found
+    return by_number
 
 
 def _episode_rows(folder: Path, info: Info) -> Iterable[tuple[str, Any]]:
@@ -176,10 +178,13 @@ def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, n
     if video_keys and not info.video_path:
         raise CorruptDatasetError(f"{folder}/meta/info.json: there is no video_path for the videos of {video_keys[0]}")
 
-    def file(path: str, group: str, **more: str | int) -> Path:
+    def file(path: str, group: str, video_key: str | None = None) -> Path:
+        names: dict[str, str | int] = {**of_episode}
+        if video_key is not None:
+            names["video_key"] = video_key
         if not info.is_v2:
-            more |= {name: row.whole(f"{group}/{name}") for name in ("chunk_index", "file_index")}
-        return folder / _path(path, {**of_episode, **more}, row.where)
+            names |= {name: row.whole(f"{group}/{name}") for name in ("chunk_index", "file_index")}
+        return folder / _path(path, names, row.where)
 
     videos = {}
     for key in video_keys:
@@ -190,7 +195,8 @@ def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, n
 
 def _check_format(entries: Entries, name: str) -> None:
     """CorruptDatasetError for a format of paths that is not upstream's: other names, or numbers of unbounded width."""
-    text, needed = entries.text(name), f"a path with {{{'}, {'.join(_NUMBERED)}}} or {{video_key}}"
+    text = entries.text(name)
+    needed = f"a path with {{{'}, {'.join(_NUMBERED)}}} or {{video_key}}"
     try:
         parts = [*string.Formatter().parse(text)]
     except ValueError:

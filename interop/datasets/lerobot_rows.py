@@ -32,22 +32,22 @@ class Episode:
 def data_files(folder: Path, info: Info) -> list[Path]:
     """The Parquet files of `data/` that upstream reads, in its order. Hidden files are left out."""
     data = folder / "data"
-    found = {*data.glob("*/*.parquet"), *(data.rglob("*.parquet") if info.is_v2 else ())}
-    return sorted(path for path in found if not path.name.startswith("."))
+    paths = {*data.glob("*/*.parquet"), *(data.rglob("*.parquet") if info.is_v2 else ())}
+    return sorted(path for path in paths if not path.name.startswith("."))
 
 
 def rows_of_episodes(folder: Path, info: Info) -> Found:
     """Count the rows of each episode in each file, in the order of their first rows. Reads one column."""
-    found: dict[int, dict[Path, int]] = {}
+    rows_by_episode: dict[int, dict[Path, int]] = {}
     for path in data_files(folder, info):
         column = read_table(path, ["episode_index"])["episode_index"]
         numbers = column.to_numpy()
         if column.null_count or numbers.dtype.kind not in "iu":
             raise CorruptDatasetError(f"{path}: episode_index is {column.type}, no column of integers without gaps")
-        each, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+        episodes, first, counts = np.unique(numbers, return_index=True, return_counts=True)
         for place in np.argsort(first):
-            found.setdefault(int(each[place]), {})[path] = int(counts[place])
-    return found
+            rows_by_episode.setdefault(int(episodes[place]), {})[path] = int(counts[place])
+    return rows_by_episode
 
 
 def located(folder: Path, info: Info, listed: Mapping[int, Listed], chosen: Collection[int] | None) -> list[Episode]:
@@ -56,15 +56,15 @@ def located(folder: Path, info: Info, listed: Mapping[int, Listed], chosen: Coll
     CorruptDatasetError, which names it, for an episode that is only in `meta/` or only in `data/`, or has another number of
     rows there; and for other totals in `meta/info.json`, unless episodes are chosen.
     """
-    found = rows_of_episodes(folder, info)
+    rows_by_episode = rows_of_episodes(folder, info)
     for number, episode in listed.items():
-        files = found.get(number, {})
+        files = rows_by_episode.get(number, {})
         where = f"{', '.join(map(str, files)) or folder / 'data'}: episode {number} has"
         if sum(files.values()) != episode.length:
             stale = "" if files or not info.data_path or episode.data.exists() else f". {episode.data} is missing"
             raise CorruptDatasetError(f"{where} {sum(files.values())} rows, {episode.length} in meta/{stale}")
     if chosen is None:
-        for number, files in found.items():
+        for number, files in rows_by_episode.items():
             if number not in listed:
                 rows = sum(files.values())
                 raise CorruptDatasetError(
@@ -72,9 +72,14 @@ def located(folder: Path, info: Info, listed: Mapping[int, Listed], chosen: Coll
                 )
         _check_totals(folder, info, listed)
     return [
-        Episode(number, each.length, tuple(found[number]), tuple((key, *at) for key, at in each.videos.items()))
-        for number in found
-        if (each := listed.get(number)) is not None
+        Episode(
+            number,
+            listed_episode.length,
+            tuple(rows_by_episode[number]),
+            tuple((key, *at) for key, at in listed_episode.videos.items()),
+        )
+        for number in rows_by_episode
+        if (listed_episode := listed.get(number)) is not None
     ]
 
 

@@ -1,6 +1,6 @@
 """Ensembles of datasets with a common batch layout."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,6 +14,7 @@ from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
 from interop.buffers.collate import stack
 from interop.data.arguments import class_of
 from interop.data.keys import as_path, entries_below
+from interop.transforms import Transform
 
 _Path = tuple[Any, ...]
 _Kind = tuple[torch.dtype | str, torch.Size]  # dtype and row shape; "text" for non-tensors
@@ -27,7 +28,13 @@ def merged(
     keys: Iterable[NestedKey] | None = None,
     cast: bool | Mapping[NestedKey, torch.dtype] = False,
     num_buffer_sampled: int | None = None,
-    **more: Any,
+    transform: Transform | Callable[[Any], Any] | None = None,
+    collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,
+    sample_from_all: bool = False,
+    generator: torch.Generator | None = None,
+    shared: bool = False,
+    prefetch: int | None = None,
+    pin_memory: bool = False,
 ) -> ReplayBufferEnsemble:
     """Merge buffers or datasets to an ensemble with a common layout: `merged(a, b, p=[0.8, 0.2], batch_size=256)`.
 
@@ -43,7 +50,7 @@ def merged(
             entries of any kind to dtypes.
         num_buffer_sampled: parts per batch. By default the smallest divisor of the batch size that is at least the number
             of buffers.
-        **more: as for `ReplayBufferEnsemble`.
+        transform, collate_fns, sample_from_all, generator, shared, prefetch, pin_memory: as for `ReplayBufferEnsemble`.
 
     Raises:
         ValueError: entries are missing, or differ in shape or dtype; the message has a table.
@@ -52,16 +59,18 @@ def merged(
     """
     if not buffers:
         raise ValueError("there is nothing to merge: give the buffers")
-    layouts = [_layout(each, place) for place, each in enumerate(buffers)]
-    paths = dict.fromkeys(path for each in layouts for path in each)
-    names = [path for path in paths if all(path in each for each in layouts)] if keys is None else [*map(as_path, keys)]
+    layouts = [_layout(buffer, place) for place, buffer in enumerate(buffers)]
+    paths = dict.fromkeys(path for layout in layouts for path in layout)
+    names = (
+        [path for path in paths if all(path in layout for layout in layouts)] if keys is None else [*map(as_path, keys)]
+    )
     casts = {as_path(key): dtype for key, dtype in cast.items()} if isinstance(cast, Mapping) else {}
     types: dict[_Path, torch.dtype | str] = {}
     misfits = [key for key in (*names, *casts) if not any(_covers(key, path) for path in paths)]
     for path in paths:
         if any(_covers(name, path) for name in names):
-            given = next((dtype for key, dtype in casts.items() if _covers(key, path)), None)
-            common = _common([each.get(path) for each in layouts], given, cast is True)
+            chosen_dtype = next((dtype for key, dtype in casts.items() if _covers(key, path)), None)
+            common = _common([layout.get(path) for layout in layouts], chosen_dtype, cast is True)
             if common is None:
                 misfits.append(path)
             else:
@@ -70,11 +79,22 @@ def merged(
         raise ValueError(_table(misfits or [*paths], layouts, buffers))
     dropped = frozenset(paths.keys() - types.keys())
     dtypes = {path: kind for path, kind in types.items() if cast and isinstance(kind, torch.dtype)}
-    if num_buffer_sampled is None and batch_size is not None and not more.get("sample_from_all"):
+    if num_buffer_sampled is None and batch_size is not None and not sample_from_all:
         num_buffer_sampled = next((n for n in range(len(buffers), batch_size) if batch_size % n == 0), batch_size)
     aligned = _Aligned(dropped, dtypes) if dropped or dtypes else None
     return ReplayBufferEnsemble(
-        *buffers, p=p, batch_size=batch_size, num_buffer_sampled=num_buffer_sampled, collate_fn=aligned, **more
+        *buffers,
+        p=p,
+        batch_size=batch_size,
+        num_buffer_sampled=num_buffer_sampled,
+        collate_fn=aligned,
+        transform=transform,
+        collate_fns=collate_fns,
+        sample_from_all=sample_from_all,
+        generator=generator,
+        shared=shared,
+        prefetch=prefetch,
+        pin_memory=pin_memory,
     )
 
 
@@ -86,15 +106,15 @@ class _Aligned:
     dtypes: Mapping[_Path, torch.dtype]
 
     def __call__(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
-        made: TensorDictBase = stack([self._aligned(part) for part in parts])
-        return made
+        batch: TensorDictBase = stack([self._aligned(part) for part in parts])
+        return batch
 
     def _aligned(self, part: TensorDictBase) -> TensorDictBase:
         keys = part.keys(True, True, is_leaf=is_leaf_nontensor)
-        kept: TensorDictBase = part.select(*(key for key in keys if as_path(key) not in self.dropped))
+        selected: TensorDictBase = part.select(*(key for key in keys if as_path(key) not in self.dropped))
         for path, dtype in self.dtypes.items():
-            kept[path] = kept[path].to(dtype)
-        return kept
+            selected[path] = selected[path].to(dtype)
+        return selected
 
 
 def _covers(key: _Path, path: _Path) -> bool:
@@ -118,16 +138,22 @@ def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
     }
 
 
-def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: bool) -> torch.dtype | str | None:
+def _common(
+    kinds: Sequence[_Kind | None], chosen_dtype: torch.dtype | None, promotes: bool
+) -> torch.dtype | str | None:
     """The common dtype of an entry, or "text"; None if the buffers have none."""
-    found = {kind for kind in kinds if kind is not None}
-    types = {kind[0] for kind in found}
-    dtypes = [each for each in types if isinstance(each, torch.dtype)]
-    if None in kinds or len({kind[1] for kind in found}) > 1 or (len(dtypes) < len(types) and (dtypes or given)):
+    stored_kinds = {kind for kind in kinds if kind is not None}
+    types = {kind[0] for kind in stored_kinds}
+    dtypes = [kind_of_value for kind_of_value in types if isinstance(kind_of_value, torch.dtype)]
+    if (
+        None in kinds
+        or len({kind[1] for kind in stored_kinds}) > 1
+        or (len(dtypes) < len(types) and (dtypes or chosen_dtype))
+    ):
         return None
-    if given is not None or len(types) == 1:
-        return given or types.pop()
-    if not promotes or len({(each.is_floating_point, each.is_complex) for each in dtypes}) > 1:
+    if chosen_dtype is not None or len(types) == 1:
+        return chosen_dtype or types.pop()
+    if not promotes or len({(dtype.is_floating_point, dtype.is_complex) for dtype in dtypes}) > 1:
         return None
     try:
         return reduce(torch.promote_types, dtypes)
@@ -137,8 +163,8 @@ def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: 
 
 def _table(paths: Sequence[_Path], layouts: Sequence[_Layout], buffers: Sequence[ReplayBuffer]) -> str:
     """A table of the dtype and shape of each entry in each buffer."""
-    head = ["", *(f"{place}: {type(each).__name__}" for place, each in enumerate(buffers))]
-    rows = [[".".join(map(str, path)), *(_shown(each.get(path)) for each in layouts)] for path in paths]
+    head = ["", *(f"{place}: {type(buffer).__name__}" for place, buffer in enumerate(buffers))]
+    rows = [[".".join(map(str, path)), *(_shown(layout.get(path)) for layout in layouts)] for path in paths]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (head, *rows)]
     advice = "Leave entries out by keys=[...], or convert dtypes by cast=True or cast={key: dtype}"

@@ -3,15 +3,18 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.arguments import required
 from interop.datasets.answers import NotFoundError
 from interop.datasets.described import MOST_ROWS, Described, json_of
@@ -24,12 +27,17 @@ from interop.datasets.minari_infos import layout_of
 from interop.datasets.minari_rows import rows
 from interop.datasets.minari_spaces import arrays_of, spec_of
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
 from interop.shared.source_files import files_below
+from interop.transforms import Transform
+from interop.writers import Writer
 
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")
 _NAME = re.compile(r"(?:(.+)/)?(.+?)(?:-v([0-9]{1,18}))?")  # of a dataset: namespace, name, version
-_BYTES, _ROWS = 1 << 26, 4096  # bytes per part; rows per read
+_BYTES = 1 << 26  # per part
+_ROWS = 4096  # per read
 
 
 @dataclass(frozen=True)
@@ -57,60 +65,60 @@ class MinariSource(Source):
                 raise
             files = []
         if not files:
-            known: list[str] = []
+            ids: list[str] = []
             with contextlib.suppress(Exception):  # the names only improve the message
-                known = MinariExperienceReplay.available_datasets
-            raise ValueError(unknown_id("Minari", self.dataset_id, known))
+                ids = MinariExperienceReplay.available_datasets
+            raise ValueError(unknown_id("Minari", self.dataset_id, ids))
         return hub_download(repo, files, folder)
 
     def parts(self, folder: Path) -> list[Part]:
         data = self._data(folder)
-        said = _described(data)
-        found = episodes(data, said["data_format"])
-        counts = {"total_episodes": len(found), "total_steps": sum(each.steps for each in found)}
+        description = _described(data)
+        all_episodes = episodes(data, description["data_format"])
+        counts = {"total_episodes": len(all_episodes), "total_steps": sum(episode.steps for episode in all_episodes)}
         for key, count in counts.items():
-            if said.get(key, count) != count:
-                raise CorruptDatasetError(f"{data} has {key} of {count}, its metadata.json says {said[key]}")
-        size = _row_bytes(_arrays(said, str(data)))
-        infos = layout_of(infos_of(data, said["data_format"], found))
+            if description.get(key, count) != count:
+                raise CorruptDatasetError(f"{data} has {key} of {count}, its metadata.json says {description[key]}")
+        size = _row_bytes(_arrays(description, str(data)))
+        infos = layout_of(infos_of(data, description["data_format"], all_episodes))
         size += 2 * sum(info.row_bytes for info in infos.values())
-        parts = grouped(data, ((each, each.steps, each.steps * size) for each in found), _BYTES)
+        parts = grouped(data, ((episode, episode.steps, episode.steps * size) for episode in all_episodes), _BYTES)
         return [replace(part, which=(*part.which, infos)) for part in parts]
 
     def inputs(self, folder: Path) -> list[Path]:
         return files_below(self._data(folder))
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
-        said = _described(part.path)
-        arrays = _arrays(said, str(part.path))
-        *found, infos = part.which
+        description = _described(part.path)
+        arrays = _arrays(description, str(part.path))
+        *some_episodes, infos = part.which
         size = _row_bytes(arrays) + 2 * sum(info.row_bytes for info in infos.values())
         at_once = min(_ROWS, max(16, _BYTES // size))
-        return rows(steps_of(part.path, said["data_format"], found), arrays, infos, at_once)
+        return rows(steps_of(part.path, description["data_format"], some_episodes), arrays, infos, at_once)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        said = {
+        description = {
             "dataset_id": self.dataset_id,
             "env_spec": None,
             "combined_datasets": [],
             **_described(self._data(folder)),
         }
-        said["episodes"] = described_episodes(self._data(folder), said["data_format"])
-        if not (found := _NAME.fullmatch(said["dataset_id"])):
+        description["episodes"] = described_episodes(self._data(folder), description["data_format"])
+        if not (match := _NAME.fullmatch(description["dataset_id"])):
             raise CorruptDatasetError(
-                f"{self._data(folder)}/metadata.json: {said['dataset_id']!r:.80} is no dataset_id"
+                f"{self._data(folder)}/metadata.json: {description['dataset_id']!r:.80} is no dataset_id"
             )
-        namespace, name, version = found.groups()
+        namespace, name, version = match.groups()
         about = {"namespace": namespace or None, "dataset_name": name, "version": int(version) if version else None}
-        return {**said, **about}
+        return {**description, **about}
 
     def _data(self, folder: Path) -> Path:
         """The folder with the files of the dataset."""
         inner = self.dataset_id.partition("/")[2]
         some = [folder, folder / "data", folder / inner / "data", folder / self.dataset_id / "data"]
-        for each in some:
-            if (each / "metadata.json").is_file():
-                return each
+        for folder_of_data in some:
+            if (folder_of_data / "metadata.json").is_file():
+                return folder_of_data
         raise CorruptDatasetError(f"no metadata.json of Minari in any of {', '.join(map(str, dict.fromkeys(some)))}")
 
 
@@ -123,29 +131,33 @@ def _described(data: Path) -> Mapping[str, Any]:
 @lru_cache(maxsize=1)
 def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
     """Parse metadata, cached for all parts: the bounds of an image space have one number per pixel."""
-    held = json_of(text, str(path))
-    given = Described(held, str(path))
-    said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **held}
-    fields = Described(said, str(path))
+    content = json_of(text, str(path))
+    given_fields = Described(content, str(path))
+    description = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **content}
+    fields = Described(description, str(path))
     for name in ("total_episodes", "total_steps"):
-        if name in given:
+        if name in given_fields:
             fields.whole(name, most=MOST_ROWS)
-    if "dataset_id" in given:
+    if "dataset_id" in given_fields:
         fields.text("dataset_id")
     for name in ("env_spec", *_SPACES):
-        if name in said and (said[name] is not None or name in _SPACES):
-            said[name] = json_of(fields.text(name).encode(errors="replace"), f"{path}, {name}")
+        if name in description and (description[name] is not None or name in _SPACES):
+            description[name] = json_of(fields.text(name).encode(errors="replace"), f"{path}, {name}")
     if fields.text("data_format") not in _FORMATS:
         raise CorruptDatasetError(
-            f"{path} has the data_format {said['data_format']!r:.80}, known are {_FORMATS}: upgrade this library"
+            f"{path} has the data_format {description['data_format']!r:.80}, known are {_FORMATS}: upgrade this library"
         )
-    _arrays(said, str(path))
-    return said
+    _arrays(description, str(path))
+    return description
 
 
-def _arrays(said: Mapping[str, Any], where: str) -> dict[tuple[str, ...], np.dtype]:
+def _arrays(description: Mapping[str, Any], where: str) -> dict[tuple[str, ...], np.dtype]:
     """The arrays of a step by path, from the spaces."""
-    return {path: kind for key, name in _SPACES.items() for path, kind in arrays_of(said[key], f"{where}, {key}", name)}
+    return {
+        path: kind
+        for key, name in _SPACES.items()
+        for path, kind in arrays_of(description[key], f"{where}, {key}", name)
+    }
 
 
 def _row_bytes(arrays: Mapping[tuple[str, ...], np.dtype]) -> int:
@@ -187,7 +199,8 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: such as "D4RL/door/human-v2"; one of `available_datasets`, which queries the hub.
         load_from_local_minari: read `<MINARI_DATASETS_PATH or ~/.minari/datasets>/<dataset_id>/data` at each construction.
         from_local: a folder written by Minari: the folder with metadata.json, its parent, or a Minari root.
-        **more: as for `BaseDatasetExperienceReplay`.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises:
         ValueError: an unknown dataset. The message has the nearest names.
@@ -202,21 +215,71 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     available_datasets = _Available()
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *, load_from_local_minari: bool = False, **more: Any
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        load_from_local_minari: bool = False,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
     ) -> None:
         if load_from_local_minari:
-            if more.get("from_local") is not None:
+            if from_local is not None:
                 raise ValueError("pass from_local or load_from_local_minari, not both")
             home = Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
             if not (home / dataset_id / "data").is_dir():
                 raise FileNotFoundError(
                     f"there is no local Minari dataset {dataset_id!r} in {home}: see MINARI_DATASETS_PATH"
                 )
-            more |= {"from_local": home / dataset_id / "data", "download": "force"}
-        super().__init__(MinariSource(dataset_id), batch_size, **more)
+            from_local = home / dataset_id / "data"
+            download = "force"
+        super().__init__(
+            MinariSource(dataset_id),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Minari's metadata, with spaces as specs (needs minari); None for text and unknown spaces."""
-        said = super().metadata
-        return {**said, **{key: spec_of(said[key], f"{self.metadata_path}, {key}") for key in _SPACES}}
+        content = super().metadata
+        return {**content, **{key: spec_of(content[key], f"{self.metadata_path}, {key}") for key in _SPACES}}

@@ -48,33 +48,35 @@ def episodes(data: Path, kind: str) -> list[Episode]:
     return sorted(_of_hdf5(data / _HDF5) if kind == "hdf5" else _of_arrow(data, kind))
 
 
-def steps_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[Steps]:
+def steps_of(data: Path, kind: str, chosen: Iterable[Episode]) -> Iterator[Steps]:
     """All steps of these episodes."""
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
-            for each in these:
-                yield _steps(each, f"{data / _HDF5}, episode {each.number}", arrays(file[f"episode_{each.number}"]))
+            for episode in chosen:
+                yield _steps(
+                    episode, f"{data / _HDF5}, episode {episode.number}", arrays(file[f"episode_{episode.number}"])
+                )
     else:
-        for each in these:
-            folder = data / str(each.number)
-            yield _steps(each, str(folder), _arrow_entries(folder, kind, each.steps))
+        for episode in chosen:
+            folder = data / str(episode.number)
+            yield _steps(episode, str(folder), _arrow_entries(folder, kind, episode.steps))
 
 
-def infos_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[EpisodeInfos]:
+def infos_of(data: Path, kind: str, chosen: Iterable[Episode]) -> Iterator[EpisodeInfos]:
     """The kinds of the infos of these episodes. HDF5: from headers; Arrow and Parquet: from the infos."""
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
-            for each in these:
-                where = f"{data / _HDF5}, episode {each.number}"
-                found = shapes(file, f"episode_{each.number}/infos")
-                kinds = {tuple(map(_name, path)): Kind(*how) for path, how in found.items()}
-                yield EpisodeInfos(where, each.steps, kinds)
+            for episode in chosen:
+                where = f"{data / _HDF5}, episode {episode.number}"
+                shape_by_path = shapes(file, f"episode_{episode.number}/infos")
+                kinds = {tuple(map(_name, path)): Kind(*kind_fields) for path, kind_fields in shape_by_path.items()}
+                yield EpisodeInfos(where, episode.steps, kinds)
     else:
-        for each in these:
-            folder = data / str(each.number)
-            entries = _arrow_entries(folder, kind, each.steps, "infos")
+        for episode in chosen:
+            folder = data / str(episode.number)
+            entries = _arrow_entries(folder, kind, episode.steps, "infos")
             kinds = {path[1:]: _kind(values) for path, values in entries_below(entries)}
-            yield EpisodeInfos(str(folder), each.steps, kinds)
+            yield EpisodeInfos(str(folder), episode.steps, kinds)
 
 
 def _kind(values: Any) -> Kind:
@@ -83,26 +85,27 @@ def _kind(values: Any) -> Kind:
 
 def described_episodes(data: Path, kind: str) -> list[dict[str, Any]]:
     """What the files say of each episode, in order: "id", "total_steps", "seed", "options" and others, as JSON."""
-    found, out = episodes(data, kind), []
+    all_episodes = episodes(data, kind)
+    out = []
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
-            for each in found:
-                where = f"{data / _HDF5}, episode {each.number}"
-                said = _nested(attributes(file[f"episode_{each.number}"]), where)
-                out.append({**said, "id": each.number, "total_steps": each.steps})
+            for episode in all_episodes:
+                where = f"{data / _HDF5}, episode {episode.number}"
+                content = _nested(attributes(file[f"episode_{episode.number}"]), where)
+                out.append({**content, "id": episode.number, "total_steps": episode.steps})
         return out
-    for each in found:
-        held = described(data / str(each.number) / "metadata.json")
-        out.append({**{name: held.any(name) for name in held}, "id": each.number, "total_steps": each.steps})
+    for episode in all_episodes:
+        fields = described(data / str(episode.number) / "metadata.json")
+        out.append({**{name: fields.any(name) for name in fields}, "id": episode.number, "total_steps": episode.steps})
     return out
 
 
-def _nested(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _nested(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Attributes by name. Minari writes nested options as "options/a/b"."""
-    said: dict[str, Any] = {}
-    for name, value in given.items():
+    nested: dict[str, Any] = {}
+    for name, value in tree.items():
         *above, last = name.split("/")
-        holder = said
+        holder = nested
         for key in above[:_MOST_NESTED]:
             holder = holder.setdefault(key, {})
             if not isinstance(holder, dict):
@@ -112,11 +115,11 @@ def _nested(given: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"{where}: the attribute {name[:80]!r} is nested too deeply, or within another one"
             )
         holder[last] = value
-    return said
+    return nested
 
 
 def _steps(episode: Episode, where: str, entries: dict[str, Any]) -> Steps:
-    return Steps(episode, where, {tuple(map(_name, path)): each for path, each in entries_below(entries)})
+    return Steps(episode, where, {tuple(map(_name, path)): column for path, column in entries_below(entries)})
 
 
 def _name(key: str) -> str:
@@ -162,7 +165,7 @@ def _arrow_entries(folder: Path, kind: str, steps: int, *names: str) -> dict[str
     pyarrow = required("pyarrow", "datasets")
     files = sorted(folder.glob(f"*.{kind}"), key=lambda path: (len(path.name), path.name))  # part-2 before part-10
     with faults(f"{folder}: its {kind} files"):
-        table = pyarrow.concat_tables([_table(each, kind) for each in files]).combine_chunks()
+        table = pyarrow.concat_tables([_table(file, kind) for file in files]).combine_chunks()
         table.validate(full=True)
         if len(table) != steps + 1:
             raise CorruptDatasetError(f"{folder} has {len(table)} rows, {steps + 1} are needed for {steps} steps")
@@ -181,17 +184,17 @@ def _infos(column: Any, where: str, metadata: Any = None) -> Any:
     if types.is_struct(column.type):
         inner = zip(column.type, column.flatten(), strict=True)
         return {
-            field.name: _infos(each, f"{where}/{field.name}", field.metadata)
-            for field, each in inner
-            if each.null_count < len(each)
+            field.name: _infos(child, f"{where}/{field.name}", field.metadata)
+            for field, child in inner
+            if child.null_count < len(child)
         }
     if not column.null_count:
         return values(column, where, metadata)
-    known = values(column.drop_null(), where, metadata)
-    if isinstance(known, list):
-        return [each or "" for each in column.to_pylist()]
-    out = np.zeros((len(column), *known.shape[1:]), known.dtype)
-    out[column.is_valid().to_numpy(zero_copy_only=False)] = known
+    present = values(column.drop_null(), where, metadata)
+    if isinstance(present, list):
+        return [text or "" for text in column.to_pylist()]
+    out = np.zeros((len(column), *present.shape[1:]), present.dtype)
+    out[column.is_valid().to_numpy(zero_copy_only=False)] = present
     return out
 
 

@@ -51,7 +51,7 @@ class Info(NamedTuple):
 Layout = Mapping[Path, Info]
 
 
-def layout_of(found: Iterable[EpisodeInfos]) -> dict[Path, Info]:
+def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[Path, Info]:
     """The infos of all episodes, in the order in which they appear.
 
     An info has a value for each step, with the reset or without it; or it is one value for the episode, of the same shape in
@@ -61,16 +61,16 @@ def layout_of(found: Iterable[EpisodeInfos]) -> dict[Path, Info]:
     episodes only.
     """
     seen: dict[Path, dict[tuple[int, Kind], str]] = {}  # an episode of each kind
-    for where, steps, kinds in found:
+    for where, steps, kinds in episodes:
         for path, kind in kinds.items():
             seen.setdefault(path, {}).setdefault((steps, kind), where)
-    ways = {path: [(where, *each) for each, where in kinds.items()] for path, kinds in seen.items()}
-    for path, each in ways.items():
+    ways = {path: [(where, *info_kind) for info_kind, where in kinds.items()] for path, kinds in seen.items()}
+    for path, places_of_path in ways.items():
         if inner := next((path[:depth] for depth in range(1, len(path)) if path[:depth] in ways), None):
             raise CorruptDatasetError(
-                f"{each[0][0]}: infos/{'/'.join(inner)} is a group, in {ways[inner][0][0]} it has values"
+                f"{places_of_path[0][0]}: infos/{'/'.join(inner)} is a group, in {ways[inner][0][0]} it has values"
             )
-    return {path: _info(path, each) for path, each in ways.items()}
+    return {path: _info(path, places_of_path) for path, places_of_path in ways.items()}
 
 
 def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> Info:
@@ -94,7 +94,7 @@ def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> Info:
 def _largest(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The smallest shape that each shape fits into; shorter ones get dims of one in front."""
     dims = max(map(len, shapes))
-    return tuple(map(max, *((1,) * (dims - len(each)) + each for each in (*shapes, shapes[0])))) if dims else ()
+    return tuple(map(max, *((1,) * (dims - len(shape)) + shape for shape in (*shapes, shapes[0])))) if dims else ()
 
 
 def fitted(values: Any, info: Info, steps: int) -> Any:

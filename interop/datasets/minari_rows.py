@@ -28,7 +28,7 @@ Arrays = Mapping[tuple[str, ...], np.dtype]
 """The entries of a step by their place, as dtypes with a shape, where they are known."""
 
 
-def rows(found: Iterable[Steps], arrays: Arrays, infos: Layout, most: int) -> Iterator[TensorDict]:
+def rows(episodes: Iterable[Steps], arrays: Arrays, infos: Layout, most: int) -> Iterator[TensorDict]:
     """Yield the steps of episodes; short episodes are joined, long ones split into pieces of `most` steps.
 
     All rows have all `infos`. The last step of an episode ends it: it is truncated unless it is terminated.
@@ -37,15 +37,15 @@ def rows(found: Iterable[Steps], arrays: Arrays, infos: Layout, most: int) -> It
     """
     waiting: list[Steps] = []
     count = 0
-    for (number, steps), where, entries in found:
-        given = {path: each for path, each in entries.items() if path[0] != "infos" or path[1:] not in infos}
-        given = {path: _checked(each, path, steps, where) for path, each in given.items()}
+    for (number, steps), where, entries in episodes:
+        columns = {path: column for path, column in entries.items() if path[0] != "infos" or path[1:] not in infos}
+        columns = {path: _checked(column, path, steps, where) for path, column in columns.items()}
         for path, info in infos.items():
             if info.misfit is None:
-                given["infos", *path] = fitted(entries.get(("infos", *path)), info, steps)
+                columns["infos", *path] = fitted(entries.get(("infos", *path)), info, steps)
             elif info.misfit[0] == where:
                 raise CorruptDatasetError(info.misfit[1])
-        entries = _ended(given)
+        entries = _ended(columns)
         for start in range(0, steps, most):
             stop = min(start + most, steps)
             cut = {path: values[start : stop + (path[0] in ONE_MORE)] for path, values in entries.items()}
@@ -53,14 +53,16 @@ def rows(found: Iterable[Steps], arrays: Arrays, infos: Layout, most: int) -> It
             count += stop - start
             if count >= most:
                 yield _joined(waiting, arrays)
-                waiting, count = [], 0
+                waiting = []
+                count = 0
     if waiting:
         yield _joined(waiting, arrays)
 
 
 def _checked(values: Any, path: tuple[str, ...], steps: int, where: str) -> Any:
     """Validate the number of rows."""
-    needed, count = steps + (path[0] in ONE_MORE), len(values) if isinstance(values, list) or np.ndim(values) else 0
+    needed = steps + (path[0] in ONE_MORE)
+    count = len(values) if isinstance(values, list) or np.ndim(values) else 0
     if count != needed:
         raise CorruptDatasetError(f"{where}: {'/'.join(path)} has {count} rows, {needed} are needed for {steps} steps")
     return values
@@ -87,17 +89,17 @@ def _joined(pieces: Sequence[Steps], arrays: Arrays) -> TensorDict:
         if differ := first.entries.keys() ^ other.entries.keys():
             names = ", ".join(sorted(map("/".join, differ)))
             raise CorruptDatasetError(f"only one of {first.where} and {other.where} has {names}")
-    numbers, steps = zip(*(each.episode for each in pieces), strict=True)
+    numbers, steps = zip(*(piece.episode for piece in pieces), strict=True)
     out = TensorDict({"episode": leaf(np.repeat(numbers, steps))}, [sum(steps)])
     for path in first.entries:
         key = (_KEYS.get(path[0], path[0]), *path[1:])
-        values = [_decoded(each, path, arrays.get(path)) for each in pieces]
+        values = [_decoded(piece, path, arrays.get(path)) for piece in pieces]
         _check_alike(values, path, pieces)
         if path[0] in _COLUMNS:
             out["next", *key] = leaf(_column(_concatenated(values), _COLUMNS[path[0]]))
         elif path[0] in ONE_MORE:
-            out[key] = leaf(_concatenated([each[:-1] for each in values]))
-            out["next", *key] = leaf(_concatenated([each[1:] for each in values]))
+            out[key] = leaf(_concatenated([array[:-1] for array in values]))
+            out["next", *key] = leaf(_concatenated([array[1:] for array in values]))
         else:
             out[key] = leaf(_concatenated(values))
     out["next", "done"] = out["next", "terminated"] | out["next", "truncated"]
@@ -117,16 +119,18 @@ def _decoded(piece: Steps, path: tuple[str, ...], kind: np.dtype | None) -> Any:
 
 
 def _check_alike(values: Sequence[Any], path: tuple[str, ...], pieces: Sequence[Steps]) -> None:
-    kinds = [("text", "") if isinstance(each, list) else (each.dtype, [*each.shape[1:]]) for each in values]
+    kinds = [("text", "") if isinstance(array, list) else (array.dtype, [*array.shape[1:]]) for array in values]
     for piece, kind in zip(pieces, kinds, strict=True):
         if kind != kinds[0]:
-            found, first = (f"{dtype} {shape}" for dtype, shape in (kind, kinds[0]))
-            raise CorruptDatasetError(f"{piece.where}: {'/'.join(path)} is {found}, in {pieces[0].where} it is {first}")
+            kind_text, first = (f"{dtype} {shape}" for dtype, shape in (kind, kinds[0]))
+            raise CorruptDatasetError(
+                f"{piece.where}: {'/'.join(path)} is {kind_text}, in {pieces[0].where} it is {first}"
+            )
 
 
 def _concatenated(values: Sequence[Any]) -> Any:
     if isinstance(values[0], list):
-        return [row for each in values for row in each]
+        return [row for array in values for row in array]
     return values[0] if len(values) == 1 else np.concatenate(values)
 
 

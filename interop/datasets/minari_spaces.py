@@ -28,8 +28,8 @@ def arrays_of(space: Any, where: str, *above: str) -> Iterator[tuple[tuple[str, 
     fields = Described(space, where)
     kind = fields.text("type")
     if kind in ("Dict", "Tuple"):
-        for key, each in _subspaces(fields).items():
-            yield from arrays_of(each, f"{where}, {key}", *above, key)
+        for key, subspace in _subspaces(fields).items():
+            yield from arrays_of(subspace, f"{where}, {key}", *above, key)
     elif kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
         name = fields.text("dtype") if "dtype" in fields else "int8"
         shape = _shape(fields, kind)
@@ -50,27 +50,27 @@ def _shape(fields: Described, kind: str) -> tuple[int, ...]:
         return ()
     shape = fields.wholes("shape")
     for name in ("low", "high"):
-        if name in fields and (found := _dims(fields, name)) != shape:
-            raise fields.wrong(name, f"numbers of shape {list(shape)}", f"shape {list(found)}")
+        if name in fields and (dims := _dims(fields, name)) != shape:
+            raise fields.wrong(name, f"numbers of shape {list(shape)}", f"shape {list(dims)}")
     return shape
 
 
 def _dims(fields: Described, name: str) -> tuple[int, ...]:
     """The shape of nested lists."""
     try:
-        found = np.array(fields.any(name))
+        numbers = np.array(fields.any(name))
     except ValueError:  # lists of different lengths
-        found = np.empty(0, object)
-    if found.dtype.kind not in "biuf":
+        numbers = np.empty(0, object)
+    if numbers.dtype.kind not in "biuf":
         raise fields.wrong(name, "numbers in lists of equal length", fields.any(name))
-    return found.shape
+    return numbers.shape
 
 
 def _subspaces(fields: Described) -> dict[str, Any]:
     inner = fields.any("subspaces")
     if isinstance(inner, Mapping):
         return dict(inner)
-    return {str(place): each for place, each in enumerate(fields.items("subspaces"))}
+    return {str(place): subspace for place, subspace in enumerate(fields.items("subspaces"))}
 
 
 def spec_of(space: Space, where: str) -> TensorSpec | None:
@@ -81,7 +81,7 @@ def spec_of(space: Space, where: str) -> TensorSpec | None:
         return None
     fields = Described(space, where)
     if fields.text("type") in ("Dict", "Tuple"):
-        return Composite({key: spec_of(each, f"{where}, {key}") for key, each in _subspaces(fields).items()})
+        return Composite({key: spec_of(subspace, f"{where}, {key}") for key, subspace in _subspaces(fields).items()})
     deserialize = required("minari.serialization", "datasets").deserialize_space
     try:
         return from_gymnasium(deserialize(space))

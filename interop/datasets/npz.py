@@ -35,11 +35,11 @@ def arrays_of(path: Path, *names: str) -> dict[str, np.ndarray]:
     where = f"{path} cannot be read as an .npz file"
     try:
         with zipfile.ZipFile(path) as archive:
-            held = {each.filename.removesuffix(_SUFFIX): each for each in archive.infolist()}
-            chosen = {name: each for name, each in held.items() if not names or name in names}
-            size = sum(each.file_size for each in chosen.values())
+            members = {member.filename.removesuffix(_SUFFIX): member for member in archive.infolist()}
+            chosen = {name: member for name, member in members.items() if not names or name in names}
+            size = sum(member.file_size for member in chosen.values())
             allowance.check(size, allowance.held(path.stat().st_size), where)
-            return {name: _array(archive, each, f"{path}, {name}") for name, each in chosen.items()}
+            return {name: _array(archive, member, f"{path}, {name}") for name, member in chosen.items()}
     except CorruptDatasetError:
         raise
     except _FAULTS as error:

@@ -166,12 +166,12 @@ def _plain(value: Any, done: dict[int, Any]) -> Any:
         return value.built
     if id(value) not in done:
         if kind is _StandIn:
-            items = [_plain(each, done) for each in value.built.flat]
+            items = [_plain(child, done) for child in value.built.flat]
             done[id(value)] = _filled(items, value.built.dtype, value.built.shape, "C")
         elif kind is dict and _PLAIN.issuperset(map(type, value)):
-            done[id(value)] = {key: _plain(each, done) for key, each in value.items()}
+            done[id(value)] = {key: _plain(child, done) for key, child in value.items()}
         elif kind in (list, tuple):
-            done[id(value)] = kind([_plain(each, done) for each in value])
+            done[id(value)] = kind([_plain(child, done) for child in value])
         else:
             raise ValueError(f"it holds a {kind.__name__} that is no plain value, or has keys that are none")
     return done[id(value)]

@@ -6,18 +6,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.arguments import required
 from interop.datasets import allowance
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
 from interop.samplers import Sampler, SamplerWithoutReplacement
+from interop.transforms import Transform
+from interop.writers import Writer
 
 _UPSTREAM = {  # id -> name and version on OpenML
     "adult_num": ("adult", 1),
@@ -84,7 +89,8 @@ class OpenMLSource(Source):
             raise CorruptDatasetError(
                 f"{folder}: the table is empty, or has gaps in its target or in columns of numbers"
             )
-        labels, encoder = sklearn.LabelEncoder(), sklearn.StandardScaler()
+        labels = sklearn.LabelEncoder()
+        encoder = sklearn.StandardScaler()
         y = torch.from_numpy(labels.fit_transform(target).astype(np.int64))
         if self.dataset_id.endswith("_onehot"):
             columns = len(numbers) + sum(features[name].nunique(dropna=False) for name in text)
@@ -97,32 +103,32 @@ class OpenMLSource(Source):
             features = features.assign(**features[text].apply(sklearn.LabelEncoder().fit_transform))
         x = torch.from_numpy(np.asarray(encoder.fit_transform(features), np.float64))
         names = {"columns": encoder.get_feature_names_out(), "classes": labels.classes_}
-        return TensorDict({"X": x, "y": y}, [len(y)]), {key: [*map(str, each)] for key, each in names.items()}
+        return TensorDict({"X": x, "y": y}, [len(y)]), {key: [*map(str, labels_of)] for key, labels_of in names.items()}
 
 
 def _frame(folder: Path, name: str) -> Any:
     """The table with its target, from the downloaded file or the only `.arff` file in the folder."""
     pandas = required("pandas", "datasets")
-    found = [*folder.glob(f"{name}.parquet")] or [*folder.glob("*.arff")]
-    if len(found) != 1:
+    files = [*folder.glob(f"{name}.parquet")] or [*folder.glob("*.arff")]
+    if len(files) != 1:
         raise CorruptDatasetError(
-            f"{folder} must have the .arff file of {name} from OpenML, it has {len(found)} of them"
+            f"{folder} must have the .arff file of {name} from OpenML, it has {len(files)} of them"
         )
     try:
-        return pandas.read_parquet(found[0]) if found[0].suffix == ".parquet" else _arff(found[0])
+        return pandas.read_parquet(files[0]) if files[0].suffix == ".parquet" else _arff(files[0])
     except (ValueError, OSError) as error:
-        raise CorruptDatasetError(f"{found[0]} cannot be read: {error}") from error
+        raise CorruptDatasetError(f"{files[0]} cannot be read: {error}") from error
 
 
 def _arff(path: Path) -> Any:
     """Read an ARFF file of numbers and categories. The last attribute is the target."""
     with path.open() as file:
         header = [line.strip() for line in takewhile(lambda line: line.strip().lower() != "@data", file)]
-        attributes = [found for line in header if (found := _ATTRIBUTE.match(line))]
+        attributes = [match for line in header if (match := _ATTRIBUTE.match(line))]
         frame = required("pandas", "datasets").read_csv(
             file,
             header=None,
-            dtype={place: float if found[2] else str for place, found in enumerate(attributes)},
+            dtype={place: float if match[2] else str for place, match in enumerate(attributes)},
             na_values=["?", ""],
             keep_default_na=False,
             comment="%",
@@ -130,7 +136,7 @@ def _arff(path: Path) -> Any:
             quotechar="'" if any("'" in line.partition("{")[2] for line in header) else '"',
         )
     frame.columns = [
-        *(found[1].strip("'\"") for found in attributes[:-1]),
+        *(match[1].strip("'\"") for match in attributes[:-1]),
         _TARGET,
     ]  # ValueError: a row has more values
     return frame
@@ -154,8 +160,9 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         batch_size: rows per batch.
         root: the folder of the family, by default `~/.cache/fbuf/openml`.
         sampler: a `SamplerWithoutReplacement` by default.
-        **more: as for `BaseDatasetExperienceReplay`. The folder `from_local` has OpenML's `.arff` file, whose last attribute
-            is the target.
+        from_local: a folder with OpenML's `.arff` file, whose last attribute is the target.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises:
         RuntimeError: an unknown name. ImportError: scikit-learn, pandas or pyarrow is not installed.
@@ -164,11 +171,58 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     available_datasets = [*_UPSTREAM]
 
     def __init__(
-        self, name: str, batch_size: int | None = None, root: str | os.PathLike[str] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        batch_size: int | None = None,
+        root: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        *,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         sampler = SamplerWithoutReplacement() if sampler is None else sampler
-        super().__init__(OpenMLSource(name), batch_size, root=root, sampler=sampler, **more)
+        super().__init__(
+            OpenMLSource(name),
+            batch_size,
+            root=root,
+            sampler=sampler,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
     @property
     def max_outcome_val(self) -> int:

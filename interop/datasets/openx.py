@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 
 from interop.buffers import TensorDictReplayBuffer, collate
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.datasets.errors import unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import HubFile, hub_download, hub_files, local_files
@@ -17,7 +20,9 @@ from interop.datasets.openx_episodes import REPO, episodes, trajectory
 from interop.datasets.openx_ids import IDS
 from interop.datasets.openx_stream import StreamSampler, TrajectoryStream
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
+from interop.transforms import Transform
 from interop.writers import ImmutableDatasetWriter, Writer
 
 _PARTS = 16  # per archive; each skips the episodes before it
@@ -33,17 +38,18 @@ class OpenXSource(Source):
 
     def shards(self) -> list[HubFile]:
         """The archives on the hub. ValueError for an unknown id."""
-        found = [file for file in hub_files(REPO, f"{self.dataset_id}/") if file.path.endswith(".tar")]
-        if not found:
+        archives = [file for file in hub_files(REPO, f"{self.dataset_id}/") if file.path.endswith(".tar")]
+        if not archives:
             raise ValueError(unknown_id("Open X-Embodiment", self.dataset_id, IDS))
-        return found
+        return archives
 
     def download(self, folder: Path) -> Mapping[str, str]:
         return hub_download(REPO, self.shards(), folder)
 
     def parts(self, folder: Path) -> list[Part]:
         """Read all archives once, to count the steps."""
-        out, before = [], 0
+        out = []
+        before = 0
         for path in local_files(folder, f"{self.dataset_id}/", ".tar"):
             lengths = [len(steps) for _, steps in episodes(path)]
             step = -(-len(lengths) // _PARTS) or 1
@@ -105,7 +111,9 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         from_local: a folder with archives `<dataset_id>/*.tar` or `*.tar`, instead of those on the hub.
         sampler: for downloaded datasets without slices; by default a `RandomSampler`.
         strict_length: for downloaded datasets, whether to drop slices that are too short.
-        **more: as for `BaseDatasetExperienceReplay`.
+        num_workers: for downloaded datasets, processes that read upstream files; 0 reads in this one.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`.
 
     Raises:
         ValueError: conflicting arguments, a batch that slices do not fill, or an unknown id.
@@ -120,27 +128,78 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     metadata_path = _of_downloaded("metadata_path")
 
     def __init__(
-        self, dataset_id: str, batch_size: int | None = None, *, shuffle: bool = True, num_slices: int | None = None,
-        slice_len: int | None = None, pad: float | None = None, replacement: bool | None = None,
-        streaming: bool | None = None, root: str | os.PathLike[str] | None = None,
-        download: bool | Literal["force"] | None = None, from_local: str | os.PathLike[str] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None, split_trajs: bool = False, strict_length: bool = True,
-        writer: Writer | Callable[[], Writer] | None = None, collate_fn: Callable[[Any], Any] | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = True,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        pad: float | None = None,
+        replacement: bool | None = None,
+        streaming: bool | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] | None = None,
+        from_local: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        split_trajs: bool = False,
+        strict_length: bool = True,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
         if num_slices is not None and slice_len is not None:
             raise ValueError("num_slices or slice_len can be given, but not both")
         if split_trajs:
             raise NotImplementedError("split_trajs is not supported: iterate without a batch size for trajectories")
         self.streaming = not download if streaming is None else streaming
-        self.shuffle, self.num_slices, self.slice_len = shuffle, num_slices, slice_len
-        source, padding = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
-        more |= {"batch_size": batch_size, "collate_fn": collate_fn, "writer": writer}
+        self.shuffle = shuffle
+        self.num_slices = num_slices
+        self.slice_len = slice_len
+        source = OpenXSource(dataset_id)
+        padding = {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
         if not self.streaming:
             if padding is not None:
                 raise RuntimeError("pad is for streams: pass streaming=True")
             sampler = self._sampler_of(sampler, replacement, strict_length)
             download = streaming is not None if download is None else download
-            super().__init__(source, root=root, download=download, from_local=from_local, sampler=sampler, **more)
+            super().__init__(
+                source,
+                batch_size,
+                root=root,
+                download=download,
+                from_local=from_local,
+                sampler=sampler,
+                writer=writer,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+                pin_memory=pin_memory,
+                prefetch=prefetch,
+                transform=transform,
+                transform_factory=transform_factory,
+                dim_extend=dim_extend,
+                checkpointer=checkpointer,
+                generator=generator,
+                shared=shared,
+                compilable=compilable,
+                delayed_init=delayed_init,
+                sample_unit=sample_unit,
+                consume_after_n_samples=consume_after_n_samples,
+                priority_key=priority_key,
+            )
             return
         if replacement:
             raise RuntimeError("replacement=True is not available with a stream: pass download=True")
@@ -156,14 +215,35 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         stream = TrajectoryStream(shards, shuffle, num_slices, slice_len, padding)
         if batch_size is not None:
             stream.slice_length(batch_size)
-        more |= {"collate_fn": collate_fn or collate.identity, "writer": writer or ImmutableDatasetWriter()}
-        TensorDictReplayBuffer.__init__(self, storage=stream, sampler=StreamSampler(), **more)
+        TensorDictReplayBuffer.__init__(
+            self,
+            storage=stream,
+            sampler=StreamSampler(),
+            writer=writer or ImmutableDatasetWriter(),
+            collate_fn=collate_fn or collate.identity,
+            batch_size=batch_size,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )
 
-    def _sampler_of(self, given: Any, replacement: bool | None, strict_length: bool) -> Any:
+    def _sampler_of(self, sampler: Any, replacement: bool | None, strict_length: bool) -> Any:
         """The sampler of a downloaded dataset."""
         if self.num_slices is None and self.slice_len is None:
-            return SamplerWithoutReplacement(shuffle=self.shuffle) if given is None and replacement is False else given
-        if given is not None:
+            return (
+                SamplerWithoutReplacement(shuffle=self.shuffle) if sampler is None and replacement is False else sampler
+            )
+        if sampler is not None:
             raise ValueError("num_slices and slice_len make a sampler: pass either them or sampler")
         slices: dict[str, Any] = {"num_slices": self.num_slices, "slice_len": self.slice_len, "traj_key": "episode"}
         if replacement is False:
@@ -175,19 +255,25 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is not None:
             return super().__iter__()
-        length, storage = self.slice_len, self.storage
+        length = self.slice_len
+        storage = self.storage
         if isinstance(storage, TrajectoryStream):
             rows = storage.trajectories()
-            return map(self.transform, rows if length is None else (storage.window(each, length) for each in rows))
+            return map(
+                self.transform, rows if length is None else (storage.window(trajectory, length) for trajectory in rows)
+            )
         count = self.num_slices or 1
         sampler = SliceSamplerWithoutReplacement(
-            num_slices=count, traj_key="episode", strict_length=False, shuffle=self.shuffle,
+            num_slices=count,
+            traj_key="episode",
+            strict_length=False,
+            shuffle=self.shuffle,
             truncated_key=length and ("next", "truncated"),
-        )  # fmt: skip
-        whole = TensorDictReplayBuffer(
+        )
+        trajectories = TensorDictReplayBuffer(
             storage=storage, sampler=sampler, batch_size=count * (length or _LONGEST), generator=self._rng
         )
-        return map(self.transform, whole)
+        return map(self.transform, trajectories)
 
     def epoch_items(self) -> float:
         """The number of rows; infinity for a stream, which restarts."""

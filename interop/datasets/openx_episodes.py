@@ -30,12 +30,12 @@ def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> It
     """
     empty: str | None = ""  # the last episode without steps, while there is no other one
     with ExitStack() as opened:
-        found = (
+        members = (
             tar_members(archive)
             if isinstance(archive, Path)
             else members_of(opened.enter_context(hub_stream(REPO, archive)), archive)
         )
-        pickled = (each for each in found if each[0].endswith(".data.pickle"))
+        pickled = (member_data for member_data in members if member_data[0].endswith(".data.pickle"))
         for name, member in islice(pickled, first, stop):
             where = f"{archive}, {name}"
             content = load_object(member, where)
@@ -51,7 +51,8 @@ def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> It
 def trajectory(episode: Episode, number: int) -> TensorDict:
     """Convert an episode of at least one step to a tensordict [T], see `OpenXExperienceReplay`."""
     where, steps = episode
-    entries, count = _entries(steps, where), len(steps)
+    entries = _entries(steps, where)
+    count = len(steps)
     if missing := [key for key in _REQUIRED if key not in entries]:
         raise CorruptDatasetError(f"{where}: the steps have no {', '.join(missing)}")
     reward, first, last, terminal = (entries.pop(key) for key in _REQUIRED[1:])

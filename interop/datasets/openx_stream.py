@@ -36,12 +36,19 @@ class TrajectoryStream(Storage):
     """
 
     def __init__(
-        self, shards: Sequence[Path | str], shuffle: bool, num_slices: int | None, slice_len: int | None,
+        self,
+        shards: Sequence[Path | str],
+        shuffle: bool,
+        num_slices: int | None,
+        slice_len: int | None,
         padding: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(sys.maxsize)
-        self.shards, self.shuffle, self.padding = shards, shuffle, padding
-        self.num_slices, self.slice_len = num_slices, slice_len
+        self.shards = shards
+        self.shuffle = shuffle
+        self.padding = padding
+        self.num_slices = num_slices
+        self.slice_len = slice_len
         self._stream: Iterator[TensorDict] = iter(())
         self._count = 0  # trajectories so far
         self._layout: dict[Any, Any] = {}  # dtypes and shapes of all rows
@@ -60,8 +67,8 @@ class TrajectoryStream(Storage):
         """Yield all trajectories once, numbered from `first`."""
         random = self._random()
         order = random.permutation(len(self.shards)) if self.shuffle else range(len(self.shards))
-        found = chain.from_iterable(episodes(self.shards[place]) for place in order)
-        encoded = (each for each in found if each[1])
+        all_episodes = chain.from_iterable(episodes(self.shards[place]) for place in order)
+        encoded = (episode for episode in all_episodes if episode[1])
         yield from map(trajectory, _shuffled(encoded, random) if self.shuffle else encoded, count(first))
 
     def get(self, index: Any) -> TensorDict:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
-_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # kinds of pages
+# Kinds of pages.
+_DATA = 0
+_DICTIONARY = 2
+_DATA_2 = 3
 _DELTAS = 7  # an encoding whose values repeat the beginning of the value before: their size is not known before
 _MOST_HEADER = 1 << 20  # bytes of the header of a page
 _MOST_VALUES = 1 << 40
@@ -55,7 +58,10 @@ class Groups:
     """
 
     def __init__(self, path: Path, plain: BinaryIO, file: "pq.ParquetFile", schema: "pa.Schema") -> None:
-        self._path, self._plain, self._file, self.schema = path, plain, file, schema
+        self._path = path
+        self._plain = plain
+        self._file = file
+        self.schema = schema
         self._size = os.fstat(plain.fileno()).st_size
 
     def rows(self) -> list[int]:
@@ -72,7 +78,8 @@ class Groups:
         CorruptDatasetError, before it is decoded, if it announces more than it has.
         """
         self._check(number, columns)
-        table, schema = self._file.read_row_group(number, columns=columns, use_threads=False), self.schema
+        table = self._file.read_row_group(number, columns=columns, use_threads=False)
+        schema = self.schema
         where = f"{self._path}, row group {number}"
         most = allowance.unpacked(self._stored(number))
         allowance.check(sum(_text_bytes(column) for column in table.columns), most, f"{where}, its text")
@@ -89,7 +96,8 @@ class Groups:
             columns: as for `read`.
             bounds: the name of one of these columns, of integers, and its least and largest value in the rows to read.
         """
-        pyarrow, compute = required("pyarrow", "datasets"), required("pyarrow.compute", "datasets")
+        pyarrow = required("pyarrow", "datasets")
+        compute = required("pyarrow.compute", "datasets")
         tables = []
         for number in range(len(self.rows())):
             if bounds is None or self._may_have(number, *bounds):
@@ -110,9 +118,9 @@ class Groups:
         """Whether a row group may have values between these, by its statistics."""
         group = self._file.metadata.row_group(number)
         for place in range(group.num_columns):
-            known = group.column(place).statistics if group.column(place).path_in_schema == name else None
-            if known is not None and known.has_min_max:
-                return bool(known.max >= least and known.min <= most)
+            statistics = group.column(place).statistics if group.column(place).path_in_schema == name else None
+            if statistics is not None and statistics.has_min_max:
+                return bool(statistics.max >= least and statistics.min <= most)
         return True
 
     def _stored(self, number: int) -> int:
@@ -120,14 +128,14 @@ class Groups:
         return sum(group.column(place).total_compressed_size for place in range(group.num_columns))
 
     def _check(self, number: int, columns: Collection[str] | None) -> None:
-        group, schema, decoded = self._file.metadata.row_group(number), self._file.schema, 0
+        group = self._file.metadata.row_group(number)
+        schema = self._file.schema
+        decoded = 0
         for place in range(group.num_columns):
             if columns is not None and not _is_in(group.column(place).path_in_schema, columns):
                 continue
-            column, where = (
-                group.column(place),
-                f"{self._path}, row group {number}, {group.column(place).path_in_schema}",
-            )
+            column = group.column(place)
+            where = f"{self._path}, row group {number}, {group.column(place).path_in_schema}"
             start = column.data_page_offset
             if column.has_dictionary_page:
                 start = min(start, column.dictionary_page_offset)
@@ -147,8 +155,10 @@ class Groups:
 
         CorruptDatasetError unless they hold so many values.
         """
-        total, found, has_dictionary = 0, 0, False
-        while place < end and found < values:
+        total = 0
+        counted = 0
+        has_dictionary = False
+        while place < end and counted < values:
             self._plain.seek(place)
             header = _Header(self._plain.read(min(end - place, _MOST_HEADER)), where)
             about = header.struct()
@@ -156,16 +166,18 @@ class Groups:
             inner = about.get({_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}.get(kind, -1))
             inner = inner if isinstance(inner, dict) else {}
             if kind in (_DATA, _DATA_2):
-                count, encoding = _not_negative(inner.get(1), where), inner.get(2 if kind == _DATA else 4)
-                if count > values - found or encoding == _DELTAS:
+                count = _not_negative(inner.get(1), where)
+                encoding = inner.get(2 if kind == _DATA else 4)
+                if count > values - counted or encoding == _DELTAS:
                     raise CorruptDatasetError(f"{where}: a page announces {count} values, in the encoding {encoding}")
-                found += count
+                counted += count
             elif kind == _DICTIONARY and _not_negative(inner.get(1), where) > size + 1:
                 raise CorruptDatasetError(f"{where}: a dictionary announces {inner[1]} values in {size} bytes")
             has_dictionary |= kind == _DICTIONARY
-            total, place = total + size, place + header.place + stored
-        if found != values:
-            raise CorruptDatasetError(f"{where}: its pages hold {found} values, {values} are announced")
+            total += size
+            place += header.place + stored
+        if counted != values:
+            raise CorruptDatasetError(f"{where}: its pages hold {counted} values, {values} are announced")
         return total, has_dictionary
 
 
@@ -206,8 +218,10 @@ def _not_negative(value: object, where: str) -> int:
 
 def _text_bytes(column: "pa.ChunkedArray") -> int:
     """The bytes of the text in a column, written out."""
-    pyarrow, compute = required("pyarrow", "datasets"), required("pyarrow.compute", "datasets")
-    types, total = pyarrow.types, 0
+    pyarrow = required("pyarrow", "datasets")
+    compute = required("pyarrow.compute", "datasets")
+    types = pyarrow.types
+    total = 0
     for chunk in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
         kind = chunk.type
         if types.is_dictionary(kind):
@@ -224,18 +238,20 @@ class _Header:
     """The header of a page: a struct in the compact protocol of Thrift. `place` is the byte behind what was read."""
 
     def __init__(self, data: bytes, where: str) -> None:
-        self._data, self._where, self.place = data, where, 0
+        self._data = data
+        self._where = where
+        self.place = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
         """The fields by id: integers, structs, and None for others."""
         if depth > 8:
             raise self._damaged()
-        found: dict[int, Any] = {}
+        fields: dict[int, Any] = {}
         field = 0
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self._signed()
-            found[field] = self._value(head & 15, depth)
-        return found
+            fields[field] = self._value(head & 15, depth)
+        return fields
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind in (1, 2):  # True, False

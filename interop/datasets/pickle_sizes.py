@@ -6,7 +6,13 @@ and a byte each an empty list. Here the instructions are read, and none is run.
 
 from interop.datasets import allowance
 
-_NOTHING, _SMALL, _TEXT, _LIST, _DICT, _CALL = 16, 40, 64, 200, 400, 300  # bytes that an object takes, with its copy
+# Bytes that an object takes, with its copy.
+_NOTHING = 16
+_SMALL = 40
+_TEXT = 64
+_LIST = 200
+_DICT = 400
+_CALL = 300
 
 # Instructions by what follows them: bytes, a number of bytes with that length before them, or lines of text.
 _FIXED: dict[bytes, tuple[int, int]] = {
@@ -31,38 +37,48 @@ _COUNTED = {
 }
 _LINES = {b"I": 1, b"L": 1, b"F": 1, b"S": 1, b"V": 1, b"g": 1, b"c": 2}
 _PUTS = {b"q": 1, b"r": 4}
-_FRAME, _PUT_LINE, _STOP = b"\x95", b"p", b"."
+_FRAME = b"\x95"
+_PUT_LINE = b"p"
+_STOP = b"."
 
 
 def check(data: bytes, start: int = 0) -> None:
     """ValueError for a pickle, from `start`, that names more bytes than follow, remembers objects under numbers that are
     not consecutive, makes more objects than `allowance.held` allows, or has instructions that plain values do not need.
     """
-    place, end, cost, remembered = start, len(data), 0, 0
+    place = start
+    end = len(data)
+    cost = 0
+    remembered = 0
     most = allowance.held(end - start)
     while place < end:
         code = data[place : place + 1]
         place += 1
         if code in _FIXED:
             size, price = _FIXED[code]
-            place, cost = place + size, cost + price
+            place += size
+            cost += price
         elif code in _COUNTED:
             width = _COUNTED[code]
             size = int.from_bytes(data[place : place + width], "little")
-            place, cost = place + width + size, cost + _TEXT + 2 * size
+            place += width + size
+            cost += _TEXT + 2 * size
         elif code in _PUTS or code == _PUT_LINE:
             width = _PUTS.get(code) or data.find(b"\n", place) + 1 - place
             text = data[place : place + width]
             number = int.from_bytes(text, "little") if code in _PUTS else int(text) if text.strip().isdigit() else -1
             if not 0 <= number <= remembered:
                 raise ValueError(f"it remembers object {number} after {remembered} others")
-            place, cost, remembered = place + width, cost + _NOTHING, remembered + 1
+            place += width
+            cost += _NOTHING
+            remembered += 1
         elif code in _LINES:
             for _ in range(_LINES[code]):
                 size = data.find(b"\n", place) + 1 - place
                 if size <= 0:
                     raise ValueError("it is truncated")
-                place, cost = place + size, cost + _SMALL + 2 * size
+                place += size
+                cost += _SMALL + 2 * size
         elif code == _FRAME:
             size = int.from_bytes(data[place : place + 8], "little")
             if size > end - place - 8:

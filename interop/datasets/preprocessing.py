@@ -21,17 +21,30 @@ from interop.datasets.in_order import Portable, by_processes, in_order, portable
 from interop.shared.published_folder import PROGRESS
 from interop.storages import LazyMemmapStorage, Storage
 
-_ROWS, _CHUNKS = 4096, 64  # defaults: maximum rows per call of `fn`, minimum number of calls
+_ROWS = 4096  # the default of the most rows per call of `fn`
+_CHUNKS = 64  # the default of the least number of calls
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def transformed(
-    storage: Storage, fn: Callable[[Any], Any], dim: int, num_workers: int | None, scratch: Path, *,
-    chunksize: int | None = None, num_chunks: int | None = None, pool: Pool | None = None,
-    generator: torch.Generator | None = None, max_tasks_per_child: int | None = None, worker_threads: int = 1,
-    index_with_generator: bool = False, pbar: bool = False, mp_start_method: str | None = None,
-    num_frames: int | None = None, resume: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    storage: Storage,
+    fn: Callable[[Any], Any],
+    dim: int,
+    num_workers: int | None,
+    scratch: Path,
+    *,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Pool | None = None,
+    generator: torch.Generator | None = None,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    index_with_generator: bool = False,
+    pbar: bool = False,
+    mp_start_method: str | None = None,
+    num_frames: int | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
     """Apply `fn` to the rows of a storage and write `scratch / "data"`. Memory holds two chunks per process.
 
     Args:
@@ -60,8 +73,8 @@ def transformed(
     out, done = _open_result(scratch / PROGRESS, total, resume and not dim)
     seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
     tasks = _chunks(storage, total, dim, range(done, length, step), seed)
-    given = fn if not workers and pool is None else cloudpickle.dumps(fn)
-    call = partial(_call, given, chunksize == 0, dim)
+    function = fn if not workers and pool is None else cloudpickle.dumps(fn)
+    call = partial(_call, function, chunksize == 0, dim)
     if pool is not None:
         results = in_order(lambda task: pool.apply_async(call, (task,)).get, tasks, 2 * workers)
     else:
@@ -95,18 +108,18 @@ def _chunk_size(length: int, chunksize: int | None, num_chunks: int | None) -> i
     return whole("chunksize", chunksize or 0, 0) or min(_ROWS, -(-length // _CHUNKS))
 
 
-def _open_result(kept: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int]:
+def _open_result(folder: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int]:
     """The storage for the result, and the number of rows left by an interrupted call."""
     this = json.dumps({"rows": total, "boot": _BOOT.read_text() if _BOOT.exists() else secrets.token_hex(8)})
-    progress = kept / "progress.json"
+    progress = folder / "progress.json"
     if resume and progress.exists() and progress.read_text() == this:
         with contextlib.suppress(FileNotFoundError):  # nothing was written
-            out = LazyMemmapStorage.open(kept / "rows")
+            out = LazyMemmapStorage.open(folder / "rows")
             return out, len(out)
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     progress.write_text(this)
-    return LazyMemmapStorage(total, scratch_dir=kept / "rows"), 0
+    return LazyMemmapStorage(total, scratch_dir=folder / "rows"), 0
 
 
 def _chunks(storage: Storage, total: int, dim: int, starts: range, seed: int | None) -> Iterator[Any]:
@@ -119,20 +132,20 @@ def _chunks(storage: Storage, total: int, dim: int, starts: range, seed: int | N
 
 def _call(fn: bytes | Callable[[Any], Any], single: bool, dim: int, task: Any) -> Portable:
     """Run `fn` on a chunk."""
-    given, seed = task
-    rows = rebuilt(given).clone()  # `fn` may modify it
+    packed, seed = task
+    rows = rebuilt(packed).clone()  # `fn` may modify it
     transform = cloudpickle.loads(fn) if isinstance(fn, bytes) else fn
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        made = [transform(row) for row in rows.unbind(dim)] if single else [transform(rows)]
-    for each in made:
-        if not isinstance(each, TensorDictBase) or (not single and each.shape[: dim + 1] != rows.shape[: dim + 1]):
-            came = f"batch size {[*each.batch_size]}" if isinstance(each, TensorDictBase) else type(each).__name__
+        results = [transform(row) for row in rows.unbind(dim)] if single else [transform(rows)]
+    for result in results:
+        if not isinstance(result, TensorDictBase) or (not single and result.shape[: dim + 1] != rows.shape[: dim + 1]):
+            came = f"batch size {[*result.batch_size]}" if isinstance(result, TensorDictBase) else type(result).__name__
             raise ValueError(f"fn must return a tensordict with the rows {[*rows.shape]} that it was given, got {came}")
     if single:
-        return portable(torch.cat([*_same(each.unsqueeze(0) for each in made)]).transpose(0, dim))
-    return portable(made[0])
+        return portable(torch.cat([*_same(result.unsqueeze(0) for result in results)]).transpose(0, dim))
+    return portable(results[0])
 
 
 def _same(pieces: Iterable[TensorDictBase]) -> Iterator[TensorDictBase]:

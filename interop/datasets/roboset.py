@@ -1,15 +1,18 @@
 """RoboSet (simulated part): HDF5 files of demonstrations on the Hugging Face hub."""
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
 
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
@@ -17,6 +20,10 @@ from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.hub import hub_download, hub_files, local_files
 from interop.datasets.rows import following, nested
 from interop.datasets.source import Part, Source
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
+from interop.transforms import Transform
+from interop.writers import Writer
 
 _REPO = "jdvakil/RoboSet_Sim"
 _NEEDED = ("observations", "actions", "rewards", "done")
@@ -51,14 +58,14 @@ class RobosetSource(Source):
         for seed, path in enumerate(local_files(folder, self.dataset_id, ".h5")):
             with opened(path) as file:
                 for name in file:
-                    if found := re.fullmatch(r"Trial([0-9]{1,18})", name):
+                    if match := re.fullmatch(r"Trial([0-9]{1,18})", name):
                         trial = datasets(file[name])
                         if missing := [key for key in _NEEDED if key not in trial]:
                             raise CorruptDatasetError(f"{path}: {name} has no {missing[0]!r}")
-                        size = sum(each.nbytes for each in trial.values())
+                        size = sum(dataset.nbytes for dataset in trial.values())
                         rows = len(trial["actions"])
                         steps = rows - _has_last_state(values(trial["actions"], slice(max(rows - 1, 0), None)))
-                        trials.append(((int(found[1]), seed, path, name), steps, size))
+                        trials.append(((int(match[1]), seed, path, name), steps, size))
         return grouped(folder, sorted(trials))
 
     def inputs(self, folder: Path) -> list[Path]:
@@ -67,8 +74,8 @@ class RobosetSource(Source):
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for number, seed, path, name in part.which:
             with opened(path) as file:
-                held = arrays(file[name])
-            yield _rows(held, f"{path}, {name}", number, seed)
+                columns = arrays(file[name])
+            yield _rows(columns, f"{path}, {name}", number, seed)
 
 
 def _has_last_state(actions: Any) -> bool:
@@ -77,24 +84,24 @@ def _has_last_state(actions: Any) -> bool:
     return last.size > 0 and last.dtype.kind == "f" and bool(np.isnan(last).all())
 
 
-def _rows(held: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
+def _rows(columns: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
     """Convert a trial to rows: T, or T - 1 transitions if its last row is the state behind them.
 
     RoboHive's logger writes a row for each time: the state, the reward and the flag of this state, and the action taken in
     it. The reward of an action is then that of the next row. Trials without the last state have rewards beside their action.
     """
-    count = len(held["actions"])
-    states = _has_last_state(held["actions"])
-    rows = nested(held, count, where)
+    count = len(columns["actions"])
+    states = _has_last_state(columns["actions"])
+    rows = nested(columns, count, where)
     done = rows["done"] = rows["done"].bool().reshape(-1, 1)
     reward = rows.pop("rewards").reshape(-1, 1)
     for name, key in ("observations", "observation"), ("env_infos", "info"), ("actions", "action"):
-        if name in held:
+        if name in columns:
             rows[key] = rows.pop(name)
     seen = rows.select("observation", "info", strict=False)
     after = seen[1:] if states else following(seen)
     out = rows[:-1] if states else rows
-    after["reward"], after["terminated"] = (each[1:] if states else each for each in (reward, done))
+    after["reward"], after["terminated"] = (column[1:] if states else column for column in (reward, done))
     after["truncated"] = torch.zeros_like(after["terminated"])
     after["truncated"][-1:] = ~after["terminated"][-1:]  # the end of a trial, whether it is flagged or not
     after["done"] = after["terminated"] | after["truncated"]
@@ -130,10 +137,61 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.
         from_local: a folder with files `*.h5`, or a copy of the repository.
-        **more: as for `BaseDatasetExperienceReplay`, also for errors. ValueError for an unknown id.
+
+    The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
     available_datasets = IDS
 
-    def __init__(self, dataset_id: str, batch_size: int | None = None, **more: Any) -> None:
-        super().__init__(RobosetSource(dataset_id), batch_size, **more)
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+        priority_key: NestedKey | None = "td_error",
+    ) -> None:
+        super().__init__(
+            RobosetSource(dataset_id),
+            batch_size,
+            root=root,
+            download=download,
+            from_local=from_local,
+            split_trajs=split_trajs,
+            num_workers=num_workers,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            priority_key=priority_key,
+        )

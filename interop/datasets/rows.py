@@ -49,7 +49,7 @@ def leaf(values: np.ndarray | Sequence[Any]) -> Any:
             values = values.astype(np.int64)
         values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
         return torch.from_numpy(np.ascontiguousarray(values) if values.flags.writeable else values.copy())
-    return NonTensorStack(*(NonTensorData(_text(each)) for each in values))
+    return NonTensorStack(*(NonTensorData(_text(value)) for value in values))
 
 
 def _text(value: Any) -> Any:
@@ -81,4 +81,4 @@ def zeroed(rows: Any, where: Tensor) -> Any:
     """A copy of a tensor or tensordict with zeros in the rows selected by `where`."""
     if isinstance(rows, Tensor):
         return rows.masked_fill(where.reshape(-1, *[1] * (rows.ndim - 1)), 0)
-    return rows.apply(lambda each: zeroed(each, where))
+    return rows.apply(lambda column: zeroed(column, where))

@@ -28,23 +28,24 @@ def split(storage: Storage, folder: Path, ids: Sequence[trajectory_keys.Path] = 
     With `ends`, ("next", "done") is set in the last step of each trajectory, and in the last one of its padding.
     """
     rows, lengths = rows_by_trajectory(_marks(storage, keys_of(None, (), False, ids=ids)))
-    bounds, longest = np.concatenate([[0], lengths.cumsum()]), int(lengths.max())
-    made = LazyMemmapStorage(len(lengths), scratch_dir=folder)
+    bounds = np.concatenate([[0], lengths.cumsum()])
+    longest = int(lengths.max())
+    out = LazyMemmapStorage(len(lengths), scratch_dir=folder)
     try:
-        write(made, _groups(storage, rows, bounds, longest, ends), len(lengths), "Splitting")
-        return len(made)
+        write(out, _groups(storage, rows, bounds, longest, ends), len(lengths), "Splitting")
+        return len(out)
     finally:
-        made.close()
+        out.close()
 
 
 def _marks(storage: Storage, keys: TrajectoryKeys) -> StepMarks:
     """The stored entries that mark trajectories."""
-    found = TensorDict({}, [len(storage)])
+    marker_entries = TensorDict({}, [len(storage)])
     for path in keys.paths():
         if columns.has(storage, path):
             with suppress(TypeError):  # text or ragged rows, which mark nothing
-                found[path] = columns.whole(storage, path)
-    marks = StepMarks.of(found, 0, keys)
+                marker_entries[path] = columns.whole(storage, path)
+    marks = StepMarks.of(marker_entries, 0, keys)
     if not any(marks.keys.groups()[:3]):
         raise ValueError(
             f"split_trajs needs an entry of one value a row that marks trajectories, one of {list(keys.paths())}: these "
@@ -61,16 +62,17 @@ def _groups(
     count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories per write
     for group in range(0, len(bounds) - 1, count):
         of_group = bounds[group : group + count + 1]
-        start, stop = int(of_group[0]), int(of_group[-1])
-        found = storage.get(slice(start, stop) if rows is None else torch.from_numpy(rows[start:stop])).copy()
+        start = int(of_group[0])
+        stop = int(of_group[-1])
+        steps = storage.get(slice(start, stop) if rows is None else torch.from_numpy(rows[start:stop])).copy()
         ids = np.repeat(np.arange(group, group + len(of_group) - 1), np.diff(of_group))
-        found["traj_ids"] = torch.from_numpy(ids)
-        made = split_trajectories(found, prefix=(), only_named_keys=True)
-        made = pad(made, [0, 0, 0, longest - made.shape[1]])
+        steps["traj_ids"] = torch.from_numpy(ids)
+        padded = split_trajectories(steps, prefix=(), only_named_keys=True)
+        padded = pad(padded, [0, 0, 0, longest - padded.shape[1]])
         if ends:
             lengths = torch.from_numpy(np.diff(of_group))
-            done = made["next", "done"].clone()
+            done = padded["next", "done"].clone()
             done[torch.arange(len(lengths)), lengths - 1] = True
             done[:, -1] = True
-            made["next", "done"] = done
-        yield made
+            padded["next", "done"] = done
+        yield padded

@@ -74,20 +74,22 @@ class StoredEpisodes:
         self._starts = np.concatenate([[0], self._stops[:-1]])
         self.rows = int(self._stops[-1])
         """The number of all rows."""
-        self.marked_by = markers.found.paths()
+        self.marked_by = markers.stored_keys.paths()
         """The entries that say where trajectories end."""
         self.id_path: Path | None = None
         """The first entry of ids that differ from trajectory to trajectory."""
         self.ids: np.ndarray | None = None
         """The id of each trajectory in that entry."""
         first = self._index.slots_at(self._first, self._lane)
-        for path in markers.found.ids:
+        for path in markers.stored_keys.ids:
             ids = columns.read(storage, as_key(path), first).reshape(-1).cpu().numpy()
             if self.ids is None and len(np.unique(ids)) == len(ids):
-                self.id_path, self.ids = path, ids
+                self.id_path = path
+                self.ids = ids
         item: Any = self._first_item()
         for key in self._exclude:
-            path, inner = as_path(key), item
+            path = as_path(key)
+            inner = item
             for step in path:
                 inner = inner.get(step, None) if isinstance(inner, TensorDictBase) else None
             if inner is None:
@@ -131,18 +133,18 @@ class StoredEpisodes:
         if self._storage.ndim > 1:
             lanes = np.unravel_index(self._lane[number], tuple(self._storage.shape or ())[1:])
             index = index, *map(torch.from_numpy, lanes)
-        found = self._storage.get(index)
-        if isinstance(found, LazyStackedTensorDict):
-            found = found.unbind(0)
-        if isinstance(found, list | tuple):
-            items = [self._kept(item) for item in found]
+        drawn = self._storage.get(index)
+        if isinstance(drawn, LazyStackedTensorDict):
+            drawn = drawn.unbind(0)
+        if isinstance(drawn, list | tuple):
+            items = [self._without_excluded(item) for item in drawn]
             self._refuse_unlike(items, start)
-            found = stack(items)
-        if type(found) is not TensorDict:
-            found = picked_items(found, torch.arange(stop - start))
-        return self._kept(found).cpu()
+            drawn = stack(items)
+        if type(drawn) is not TensorDict:
+            drawn = picked_items(drawn, torch.arange(stop - start))
+        return self._without_excluded(drawn).cpu()
 
-    def _kept(self, rows: Any) -> Any:
+    def _without_excluded(self, rows: Any) -> Any:
         """Rows without the storage slots and the entries that are left out."""
         return rows.exclude("index", *self._exclude)
 
@@ -153,14 +155,14 @@ class StoredEpisodes:
 
     def _refuse_unlike(self, items: Sequence[Any], start: int) -> None:
         """ValueError for items, rows of the export from `start` on, that differ from the first row."""
-        first = {path: kind_of(value, 0) for path, value in entries_below(self._kept(self._first_item()))}
+        first = {path: kind_of(value, 0) for path, value in entries_below(self._without_excluded(self._first_item()))}
         for row, item in enumerate(items, start):
-            found = {path: kind_of(value, 0) for path, value in entries_below(item)}
-            for path in first.keys() | found.keys():
-                if first.get(path) != found.get(path):
+            kinds = {path: kind_of(value, 0) for path, value in entries_below(item)}
+            for path in first.keys() | kinds.keys():
+                if first.get(path) != kinds.get(path):
                     key = path[0] if len(path) == 1 else path
                     raise ValueError(
-                        f"{path} is {shown_kind(found.get(path))} in row {row} of the export, "
+                        f"{path} is {shown_kind(kinds.get(path))} in row {row} of the export, "
                         f"{shown_kind(first.get(path))} in another one: rows of one kind are needed, or leave it out by "
                         f"exclude=[{key!r}]"
                     )
@@ -171,7 +173,7 @@ def kind_of(value: Any, dims: int) -> Kind:
     if isinstance(value, Tensor):
         return ("ragged rows", ()) if value.is_nested else (value.dtype, tuple(value.shape[dims:]))
     values = value.tolist() if dims else [getattr(value, "data", value)]
-    kinds = {type(each) for each in values} if isinstance(values, list) else set()
+    kinds = {type(element) for element in values} if isinstance(values, list) else set()
     return ("text" if kinds == {str} else "bytes" if kinds == {bytes} else "values"), ()
 
 

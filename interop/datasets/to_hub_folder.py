@@ -66,7 +66,8 @@ def to_hub_folder(
         KeyError: a key of `exclude` is not stored.
         RuntimeError: the buffer is empty, or has no entry that marks trajectory ends.
     """
-    parquet, folder = required("pyarrow.parquet", "datasets"), Path(path).absolute()
+    parquet = required("pyarrow.parquet", "datasets")
+    folder = Path(path).absolute()
     if os.path.lexists(folder):
         raise FileExistsError(f"{folder} is there already: remove it, or write to another folder")
     with stored_episodes(rb, traj_key, end_keys, only_named_keys, exclude) as stored:
@@ -110,7 +111,7 @@ def _tables(stored: StoredEpisodes, row: "pa.Table", size: int, title: str) -> I
 def _check_keys(kinds: Mapping[KeyPath, Kind]) -> None:
     """ValueError for a key that would not be read back."""
     for path in kinds:
-        if any("." in each for each in path):
+        if any("." in step for step in path):
             raise ValueError(f"{path} has a dot in a name, which would be read as a nested entry: rename it")
     refuse_names({("episode",): ("episode",), **{path: path for path in kinds}}, "column")
 
@@ -128,15 +129,16 @@ def _columns(stored: StoredEpisodes, start: int, stop: int) -> dict[str, Any]:
 
 def _table(columns: dict[str, Any]) -> "pa.Table":
     """Convert arrays to nested fixed-length lists."""
-    pa, made = required("pyarrow", "datasets"), {}
+    pa = required("pyarrow", "datasets")
+    arrow_columns = {}
     for name, values in columns.items():
         if isinstance(values, list):
-            made[name] = pa.array(values, pa.binary() if isinstance(values[0], bytes) else pa.string())
+            arrow_columns[name] = pa.array(values, pa.binary() if isinstance(values[0], bytes) else pa.string())
             continue
-        made[name] = pa.array(values.reshape(-1))
+        arrow_columns[name] = pa.array(values.reshape(-1))
         for size in values.shape[:0:-1]:
-            made[name] = pa.FixedSizeListArray.from_arrays(made[name], size)
-    return pa.table(made)
+            arrow_columns[name] = pa.FixedSizeListArray.from_arrays(arrow_columns[name], size)
+    return pa.table(arrow_columns)
 
 
 def _name_of(values: list[Any]) -> str:
@@ -152,10 +154,10 @@ def _card(name: str, licence: str | None, description: str, stored: StoredEpisod
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
     }
     kinds = {
-        name: f"{_name_of(each)} | one value"
-        if isinstance(each, list)
-        else f"{each.dtype} | {[*each.shape[1:]] or 'one value'}"
-        for name, each in first.items()
+        name: f"{_name_of(cells)} | one value"
+        if isinstance(cells, list)
+        else f"{cells.dtype} | {[*cells.shape[1:]] or 'one value'}"
+        for name, cells in first.items()
     }
     keys = " or ".join(f"`{'.'.join(path)}`" for path in stored.marked_by)
     text = "\n".join([

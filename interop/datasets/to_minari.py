@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
     from minari import EpisodeBuffer, MinariDataset
 
-_METADATA = {
-    "algorithm_name", "code_permalink", "description", "num_episodes_average_score", "ref_max_score", "ref_min_score",
-    "requirements",
-}  # fmt: skip
 _TEXTS = {"algorithm_name", "code_permalink"}
 
 
@@ -48,7 +44,13 @@ def to_minari(
     jpeg_encoding: bool = False,
     author: str | Collection[str] = (),
     author_email: str | Collection[str] = (),
-    **metadata: Any,
+    algorithm_name: str | None = None,
+    code_permalink: str | None = None,
+    description: str | None = None,
+    requirements: Sequence[str] | None = None,
+    ref_min_score: float | None = None,
+    ref_max_score: float | None = None,
+    num_episodes_average_score: int | None = None,
 ) -> "MinariDataset":
     """Write the trajectories of a buffer to a local Minari dataset for `minari.load_dataset(dataset_id)`.
 
@@ -81,36 +83,48 @@ def to_minari(
         data_format: "hdf5", "arrow" or "parquet". Complex numbers and rows without values need "hdf5".
         jpeg_encoding: store images of at least 32 x 32 as JPEG, which is lossy.
         author, author_email: one string, or several.
-        **metadata: `algorithm_name`, `code_permalink`, `description`, `requirements`, `ref_min_score`, `ref_max_score` and
-            `num_episodes_average_score`, as for `minari.create_dataset_from_buffers`.
+        algorithm_name, code_permalink, description, requirements, ref_min_score, ref_max_score, num_episodes_average_score:
+            metadata, as for `minari.create_dataset_from_buffers`; None is left out.
 
     Raises:
         ValueError: the id is malformed, the dataset exists (it is not modified), or rows do not fit the spaces.
         KeyError, TypeError, ValueError: an entry cannot be written and read back; see `EpisodeBuffers.of`. The message names
-            it. TypeError also for other metadata.
+            it. TypeError also for metadata that cannot be written.
         RuntimeError: the buffer is empty, or has no entry that marks trajectory ends.
     """
     minari = required("minari", "datasets")
+    described: dict[str, object] = {
+        "algorithm_name": algorithm_name,
+        "code_permalink": code_permalink,
+        "description": description,
+        "requirements": requirements,
+        "ref_min_score": ref_min_score,
+        "ref_max_score": ref_max_score,
+        "num_episodes_average_score": num_episodes_average_score,
+    }
+    metadata = {name: value for name, value in described.items() if value is not None}
     _check_metadata(metadata)
     if data_format not in MINARI:
         raise ValueError(f"No storage implemented for {data_format}: data_format is one of {[*MINARI]}")
     folder, namespace = _place(dataset_id)
     spec, observations, actions = (None, None, None) if env is None else _spec_and_spaces(env)
-    given = {
+    given_spaces = {
         "observations": observations if observation_space is None else observation_space,
         "actions": actions if action_space is None else action_space,
     }
     metadata |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
-    for name, each in (("author", author), ("author_email", author_email)):
-        metadata |= {name: {each} if isinstance(each, str) else {*each}} if each else {}
+    for name, value in (("author", author), ("author_email", author_email)):
+        metadata |= {name: {value} if isinstance(value, str) else {*value}} if value else {}
     with stored_episodes(rb, traj_key, end_keys, only_named_keys, exclude) as stored:
         episodes = EpisodeBuffers.of(stored, MINARI[data_format], observation_key, action_key)
-        _check_spaces(episodes, given, jpeg_encoding)
+        _check_spaces(episodes, given_spaces, jpeg_encoding)
 
         def every(name: str) -> Iterator[Any]:
-            return (each[name] for each in episodes)
+            return (episode[name] for episode in episodes)
 
-        spaces = {name: space_of(partial(every, name)) if space is None else space for name, space in given.items()}
+        spaces = {
+            name: space_of(partial(every, name)) if space is None else space for name, space in given_spaces.items()
+        }
 
         def in_spaces(place: int, episode: dict[str, Any]) -> dict[str, Any]:
             parts = {name: fitted(space, episode[name], f"episode {place}, {name}") for name, space in spaces.items()}
@@ -141,10 +155,8 @@ def to_minari(
     return minari.load_dataset(dataset_id)
 
 
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
-    """TypeError for metadata that Minari does not have or cannot write."""
-    if unknown := metadata.keys() - _METADATA:
-        raise TypeError(f"there is no metadata {sorted(unknown)}, only {sorted(_METADATA)}")
+def _check_metadata(metadata: Mapping[str, object]) -> None:
+    """TypeError for metadata that Minari cannot write."""
     for name, value in metadata.items():
         if name in _TEXTS and not isinstance(value, str):
             raise TypeError(f"the metadata {name!r} is a text, got {value!r:.100}")
@@ -154,19 +166,20 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
             raise TypeError(f"the metadata {name!r} is written as JSON: {error}") from error
 
 
-def _check_spaces(episodes: EpisodeBuffers, given: Mapping[str, Any], jpeg_encoding: bool) -> None:
+def _check_spaces(episodes: EpisodeBuffers, given_spaces: Mapping[str, Any], jpeg_encoding: bool) -> None:
     """TypeError for entries that have no space; ValueError for images that are no JPEG. Both name the entry."""
     for place, (dtype, shape) in episodes.kinds.items():
-        if place[0] not in given:
+        if place[0] not in given_spaces:
             continue
-        path, what = episodes.places[place], f"{str(dtype).removeprefix('torch.')} {[*shape]}"
-        if given[place[0]] is None and getattr(dtype, "is_complex", False):
+        path = episodes.places[place]
+        kind = f"{str(dtype).removeprefix('torch.')} {[*shape]}"
+        if given_spaces[place[0]] is None and getattr(dtype, "is_complex", False):
             raise TypeError(
-                f"{path} is {what}, for which there is no space: store real numbers, or leave it out of {place[0]}"
+                f"{path} is {kind}, for which there is no space: store real numbers, or leave it out of {place[0]}"
             )
         is_image = len(shape) == 3 and min(shape[:2]) >= 32 and str(dtype) == "torch.uint8"
         if jpeg_encoding and is_image and shape[2] != 3:
-            raise ValueError(f"{path} is {what}, JPEG images have 3 colors or are [H, W]: pass jpeg_encoding=False")
+            raise ValueError(f"{path} is {kind}, JPEG images have 3 colors or are [H, W]: pass jpeg_encoding=False")
 
 
 def _place(dataset_id: str) -> tuple[Path, str | None]:
@@ -187,5 +200,5 @@ def _spec_and_spaces(env: Any) -> tuple[Any, Any, Any]:
     gymnasium = required("gymnasium", "datasets")
     if isinstance(env, gymnasium.Env):
         return env.spec, env.observation_space, env.action_space
-    with contextlib.closing(gymnasium.make(env)) as made:
-        return made.spec, made.observation_space, made.action_space
+    with contextlib.closing(gymnasium.make(env)) as made_env:
+        return made_env.spec, made_env.observation_space, made_env.action_space

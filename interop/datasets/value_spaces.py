@@ -21,11 +21,13 @@ def space_of(every: Callable[[], Iterator[Any]]) -> "Space[Any]":
         every: returns an iterator over the values of each episode: arrays [T, ...], lists of text, or dicts of these. For
             text it is called again, and reads all episodes for the length and charset; other values need the first only.
     """
-    spaces, first = required("gymnasium", "datasets").spaces, next(every())
+    spaces = required("gymnasium", "datasets").spaces
+    first = next(every())
     if isinstance(first, dict):
         return spaces.Dict({key: space_of(partial(_entries, every, key)) for key in first})
     if isinstance(first, list):
-        longest, letters = 1, set[str]()
+        longest = 1
+        letters = set[str]()
         for texts in every():
             longest = max(longest, *map(len, texts))
             letters.update(*texts)
@@ -34,7 +36,7 @@ def space_of(every: Callable[[], Iterator[Any]]) -> "Space[Any]":
 
 
 def _entries(every: Callable[[], Iterator[Any]], key: str) -> Iterator[Any]:
-    return (each[key] for each in every())
+    return (value[key] for value in every())
 
 
 def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
@@ -48,12 +50,13 @@ def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
             raise ValueError(f"{where}: the space has the entries {[*space.spaces]}, the rows have {[*values]}")
         return {key: fitted(member, values[key], f"{where}, {key}") for key, member in space.spaces.items()}
     if isinstance(values, dict) and isinstance(space, spaces.Tuple) and len(values) == len(space.spaces):
-        return tuple(fitted(*each, where) for each in zip(space.spaces, values.values(), strict=True))
+        return tuple(fitted(*pair, where) for pair in zip(space.spaces, values.values(), strict=True))
     if isinstance(values, np.ndarray):
         kind = f"{values.dtype} {[*values.shape[1:]]}"
         fits = (space.dtype, space.shape) == (values.dtype, values.shape[1:])
     else:
-        kind, fits = type(values).__name__, isinstance(values, list) and isinstance(space, spaces.Text)
+        kind = type(values).__name__
+        fits = isinstance(values, list) and isinstance(space, spaces.Text)
     if not fits:
         raise ValueError(
             f"{where}: the space is {space}, the rows are {kind}. Pass observation_space or action_space that they fit, or "

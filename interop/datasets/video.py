@@ -27,14 +27,18 @@ def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[
             stream.thread_type = "AUTO"
             container.seek(int(times[0] / stream.time_base), stream=stream)  # to the key frame before it
             decoded = container.decode(stream)
-            before, after = None, next(decoded, None)
+            before = None
+            after = next(decoded, None)
             for seconds in times:
                 while after is not None and _time(after, path) <= seconds:
-                    before, after = after, next(decoded, None)
-                frame, distance = None, math.inf
-                for each in (before, after):
-                    if each is not None and abs(_time(each, path) - seconds) < distance:
-                        frame, distance = each, abs(_time(each, path) - seconds)
+                    before = after
+                    after = next(decoded, None)
+                frame = None
+                distance = math.inf
+                for candidate in (before, after):
+                    if candidate is not None and abs(_time(candidate, path) - seconds) < distance:
+                        frame = candidate
+                        distance = abs(_time(candidate, path) - seconds)
                 if frame is None or distance > tolerance:
                     raise CorruptDatasetError(f"{path} has no frame within {tolerance} s of {seconds:.4f} s")
                 yield frame.to_ndarray(format="rgb24").transpose(2, 0, 1)

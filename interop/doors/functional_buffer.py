@@ -60,12 +60,15 @@ class FunctionalReplayBuffer:
     ) -> None:
         if not isinstance(buffer, fbuf.Buffer):
             raise TypeError(f"buffer must be a fbuf.Buffer, got {type(buffer).__name__}")
-        self.buffer, self.priority_key, self.generator, self.beta = buffer, priority_key, generator, beta
+        self.buffer = buffer
+        self.priority_key = priority_key
+        self.generator = generator
+        self.beta = beta
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size)
         item = _item_of(buffer, state)
-        self._held = HeldState(state, jax.eval_shape(lambda: buffer.init(item)))
-        self._lock = self._held.lock
-        self.device = bridge.torch_device(self._held.device)
+        self._holder = HeldState(state, jax.eval_shape(lambda: buffer.init(item)))
+        self._lock = self._holder.lock
+        self.device = bridge.torch_device(self._holder.device)
         flags = truncated_key is not None and isinstance(buffer.sampler, fbuf.Slices)
         truncated = as_path(truncated_key) if flags else ()
         leaves, structure = jax.tree.flatten(item)
@@ -87,18 +90,18 @@ class FunctionalReplayBuffer:
     @property
     def is_out(self) -> bool:
         """Whether a block of `functional` has the state."""
-        return self._held.is_out
+        return self._holder.is_out
 
     @property
     def state(self) -> Any:
         """A copy of the functional state."""
         with self._lock:
-            return self._held.tree(map(jnp.copy, self._held.leaves))
+            return self._holder.tree(map(jnp.copy, self._holder.leaves))
 
     def __len__(self) -> int:
         """Items stored, in all lanes."""
         with self._lock:
-            return int(self.buffer.size(self._held.tree(self._held.leaves)))
+            return int(self.buffer.size(self._holder.tree(self._holder.leaves)))
 
     # ------------------------------------------------------------------ writes
 
@@ -121,7 +124,7 @@ class FunctionalReplayBuffer:
         if not count:
             return torch.zeros((0, dims) if dims > 1 else 0, dtype=torch.int64, device=self.device)
         with self._lock:
-            (written,) = self._held.donate(self._programs.extend, rows)
+            (written,) = self._holder.donate(self._programs.extend, rows)
             index = bridge.hand_over(written, torch.int64)
             if values is not None:
                 self._update(self._slots_of(index), values)
@@ -158,16 +161,16 @@ class FunctionalReplayBuffer:
 
     def _update(self, slots: np.ndarray, values: np.ndarray) -> None:
         if slots.size:
-            self._held.donate(self._programs.update, *(compiled.padded(each, _LEAST) for each in (slots, values)))
+            self._holder.donate(self._programs.update, *(compiled.padded(array, _LEAST) for array in (slots, values)))
 
     def empty(self) -> None:
         """Remove all items. The memory is kept."""
         with self._lock:
-            self._held.refuse_out()
-            if self._held.is_lost:
-                with jax.default_device(self._held.device):
-                    self._held.replace(self.buffer.init(self._programs.item))
-            self._held.donate(self._programs.clear)
+            self._holder.refuse_out()
+            if self._holder.is_lost:
+                with jax.default_device(self._holder.device):
+                    self._holder.replace(self.buffer.init(self._programs.item))
+            self._holder.donate(self._programs.clear)
 
     # ------------------------------------------------------------------ reads
 
@@ -188,9 +191,14 @@ class FunctionalReplayBuffer:
         if size is None:
             raise RuntimeError("batch_size not specified: give it to sample(), or to from_fbuf()")
         with self._lock:
-            leaves, program = self._held.leaves, self._programs.draw(size)
-            given = randomness.key(self.generator), self._beta
-            drawn: Any = self._held.donate(program.run, *given) if program.moves else program.run(leaves, *given)[1:]
+            leaves = self._holder.leaves
+            program = self._programs.draw(size)
+            key = randomness.key(self.generator)
+            drawn: Any
+            if program.moves:
+                drawn = self._holder.donate(program.run, key, self._beta)
+            else:
+                drawn = program.run(leaves, key, self._beta)[1:]
         tensors, ended = program.tensors(*drawn)
         if tensors:
             return program, tensors, ended
@@ -225,18 +233,18 @@ class FunctionalReplayBuffer:
         if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
             index = self._slots_of(index)
         with self._lock:
-            leaves = self._held.leaves
+            leaves = self._holder.leaves
             stored = np.arange(len(self), dtype=np.int32)
             slots = stored[index.cpu().numpy() if isinstance(index, Tensor) else index]
             flat = slots.reshape(-1) if slots.size else np.zeros(1, np.int32)  # an empty batch is part of one row
             arrays = self._programs.read(leaves, compiled.padded(flat))
-        tensors = [bridge.hand_over(each)[: slots.size].reshape((*slots.shape, *each.shape[1:])) for each in arrays]
+        tensors = [bridge.hand_over(array)[: slots.size].reshape((*slots.shape, *array.shape[1:])) for array in arrays]
         return self._programs.build(tensors, slots.shape)
 
     def _slots_of(self, index: Any) -> np.ndarray:
         """Slots, int32 [n]. TypeError and IndexError for an index of anything else."""
         if isinstance(index, tuple):
-            index = torch.stack([torch.as_tensor(each) for each in index], -1)
+            index = torch.stack([torch.as_tensor(coordinate) for coordinate in index], -1)
         index = index.cpu() if isinstance(index, Tensor) else index
         if np.ndim(index) == 2 and self.buffer.lanes:
             index = of_coordinates(np.asarray(index), (self.buffer.capacity, *self.buffer.lanes))
@@ -260,7 +268,7 @@ class FunctionalReplayBuffer:
         buffer has the copy from the entry: RuntimeError if the block did not raise. With `backup=False` there is no copy,
         and the state is lost: calls raise RuntimeError until `loads()` or `empty()`.
         """
-        return self._held.lend(backup)
+        return self._holder.lend(backup)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save the state, beta and the generator's state in a folder that `fbuf.load_state` reads, as `fbuf.save_state`."""
@@ -268,7 +276,7 @@ class FunctionalReplayBuffer:
         with self._lock:
             if self.generator is not None:
                 extra["generator"] = self.generator.get_state().numpy()
-            save_state(path, self._held.tree(self._held.leaves), extra=extra)
+            save_state(path, self._holder.tree(self._holder.leaves), extra=extra)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load what `dumps` or `fbuf.save_state` saved of a buffer with the same rules and items.
@@ -277,16 +285,16 @@ class FunctionalReplayBuffer:
         changed: FileNotFoundError, CheckpointCorrupt, CheckpointMismatch.
         """
         with self._lock:
-            self._held.refuse_out()
-            with jax.default_device(self._held.device):
-                state, extra = load_with_extra(path, self._held.like)
+            self._holder.refuse_out()
+            with jax.default_device(self._holder.device):
+                state, extra = load_with_extra(path, self._holder.like)
             beta = not_negative("beta", extra.get("beta", self._beta))
             if self.generator is not None and "generator" in extra:
                 try:
                     self.generator.set_state(torch.from_numpy(extra["generator"].copy()))
                 except (RuntimeError, TypeError) as error:
                     raise CheckpointMismatch(f"{path} has the state of another kind of generator: {error}") from error
-            self._held.replace(state)
+            self._holder.replace(state)
             self.beta = beta
 
     def __repr__(self) -> str:

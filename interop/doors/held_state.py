@@ -18,7 +18,9 @@ class HeldState:
     """
 
     def __init__(self, state: Any, like: Any) -> None:
-        self.like, self.lock, self.device = like, Lock(), device_of(state, like)
+        self.like = like
+        self.lock = Lock()
+        self.device = device_of(state, like)
         self.is_out = False
         self.replace(state)
 
@@ -49,11 +51,11 @@ class HeldState:
         with jax.ensure_compile_time_eval():  # arrays also where a program is being traced
             self._leaves = tuple(jax.device_put(jax.tree.leaves(state), self.device))
 
-    def donate(self, program: Callable[..., Any], *given: Any) -> list[Any]:
+    def donate(self, program: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run a program on the donated leaves, which it returns first. Returns its other results. Signals wait."""
         leaves = self.leaves
         with uninterrupted():
-            self._leaves, *more = program(leaves, *given)
+            self._leaves, *more = program(leaves, *arguments)
         return more
 
     @contextlib.contextmanager
@@ -64,7 +66,8 @@ class HeldState:
             with jax.ensure_compile_time_eval():
                 copy = tuple(map(jnp.copy, leaves)) if backup else None
             self.is_out = True
-        handle, failure = Handle(self, self.tree(leaves)), None
+        handle = Handle(self, self.tree(leaves))
+        failure = None
         try:
             yield handle
         finally:
@@ -93,8 +96,10 @@ class HeldState:
 class Handle:
     """The state of a buffer while a loop has it. Assign `state` before the block ends."""
 
-    def __init__(self, held: HeldState, state: Any) -> None:
-        self._held, self._state, self._is_open = held, state, True
+    def __init__(self, holder: HeldState, state: Any) -> None:
+        self._holder = holder
+        self._state = state
+        self._is_open = True
 
     @property
     def state(self) -> Any:
@@ -105,8 +110,8 @@ class Handle:
     @state.setter
     def state(self, state: Any) -> None:
         self._refuse_closed()
-        here = self._held.device
-        if (device := device_of(state, self._held.like)) != here:
+        here = self._holder.device
+        if (device := device_of(state, self._holder.like)) != here:
             raise ValueError(f"the state is on {device}, that of the buffer on {here}: use jax.device_put")
         self._state = state
 
@@ -134,14 +139,14 @@ def device_of(state: Any, like: Any) -> jax.Device:
             raise TypeError(f"state{name} must be a jax.Array, got {type(leaf).__name__}")
         if leaf.is_deleted():
             raise RuntimeError(f"state{name} was deleted: a program had it donated. Give the state that it returned")
-    found, wanted = (
+    leaf_types, like_types = (
         {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(t).items()} for t in (state, like)
     )
-    structures: list[Any] = [jax.tree.structure(each) for each in (state, like)]
-    if found != wanted or structures[0] != structures[1]:
-        names = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (state, like)]
+    if leaf_types != like_types or structures[0] != structures[1]:
+        names = sorted(name for name in leaf_types | like_types if leaf_types.get(name) != like_types.get(name))
         found_there = [
-            f"{name}: {found.get(name, 'missing')} instead of {wanted.get(name, 'nothing')}" for name in names
+            f"{name}: {leaf_types.get(name, 'missing')} instead of {like_types.get(name, 'nothing')}" for name in names
         ]
         raise ValueError("the state is of another buffer: " + ("; ".join(found_there) or f"{state}"[:200]))
     devices = {device for leaf in leaves.values() for device in leaf.devices()}

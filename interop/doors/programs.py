@@ -36,8 +36,11 @@ class Programs:
     def __init__(
         self, buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
     ) -> None:
-        self.buffer, self.device, self._truncated = buffer, device, truncated
-        self.item, self._structure = jax.tree.unflatten(structure, leaves), structure
+        self.buffer = buffer
+        self.device = device
+        self._truncated = truncated
+        self.item = jax.tree.unflatten(structure, leaves)
+        self._structure = structure
         self.is_dict = _is_dict(self.item)
         self.specs: Entries = {  # of dicts by path, of another pytree by one name each
             tuple(entry.key for entry in path) if self.is_dict else (jax.tree_util.keystr(path) or "item",): leaf
@@ -75,8 +78,8 @@ class Programs:
         KeyError, TypeError or RuntimeError where data does not fit the stored items.
         """
         if not self.is_dict:
-            if (given := jax.tree.structure(data)) != self._structure:
-                raise TypeError(f"items are {self._structure}, got {given}; nothing was written")
+            if (came := jax.tree.structure(data)) != self._structure:
+                raise TypeError(f"items are {self._structure}, got {came}; nothing was written")
             data = {path[0]: leaf for path, leaf in zip(self.specs, jax.tree.leaves(data), strict=True)}
         if isinstance(data, dict):
             data = TensorDict(data)
@@ -85,17 +88,19 @@ class Programs:
         try:
             leaves = self._layout.flatten(data, dims)
         except KeyError:
-            found, known = {leaf.path for leaf in Layout.of(data, dims).leaves}, set(self.specs)
-            missing, unknown = sorted(known - found), sorted(found - known)
+            paths = {leaf.path for leaf in Layout.of(data, dims).leaves}
+            stored_paths = set(self.specs)
+            missing = sorted(stored_paths - paths)
+            unknown = sorted(paths - stored_paths)
             raise KeyError(f"the keys differ; missing: {missing}, unknown: {unknown}; nothing was written") from None
         return [self._copy(leaf) for leaf in leaves]
 
     def _copy(self, tensor: Tensor) -> np.ndarray | jax.Array:
         if self.device.type != "cpu":
             return bridge.to_jax(tensor.to(self.device))
-        held = bridge.plain(tensor).to("cpu", copy=True)
-        view = bridge.numpy_view(held)
-        return view.view(ml_dtypes.bfloat16) if held.dtype == torch.bfloat16 else view
+        plain = bridge.plain(tensor).to("cpu", copy=True)
+        view = bridge.numpy_view(plain)
+        return view.view(ml_dtypes.bfloat16) if plain.dtype == torch.bfloat16 else view
 
     def build(self, tensors: list[Tensor], lead: tuple[int, ...], layout: Layout | None = None) -> Any:
         """Items of tensors with these batch dims. Of TensorDicts the layout may add the info to the entries."""
@@ -121,7 +126,9 @@ class Programs:
 
     def _info(self, items: Entries, draw: Draw, beta: Array) -> Entries:
         """The info of a batch. The only integers in it are slots."""
-        slots, mask, rule = draw.slots.reshape(-1), draw.mask, self.buffer.sampler
+        slots = draw.slots.reshape(-1)
+        mask = draw.mask
+        rule = self.buffer.sampler
         time = slots.size // draw.valid.size
         index = _coordinates(slots, self.buffer)
         info: Entries = {("index",): index if mask is None else index.reshape(slots.size, -1)}
@@ -160,10 +167,12 @@ class DrawProgram:
             self.moves = any(new is not old for new, old in zip(after, leaves, strict=True))
             return after if self.moves else (), *drawn
 
-        key, beta = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
+        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        beta = jax.ShapeDtypeStruct((), jnp.float32)
         info = jax.eval_shape(draw, tuple(jax.tree.leaves(programs.like)), key, beta)[2]
         self.run = jax.jit(draw, donate_argnums=0 if self.moves else (), compiler_options=compiled.IN_ORDER)
-        self._programs, self._layout = programs, _layout(programs.specs | info) if programs.is_dict else None
+        self._programs = programs
+        self._layout = _layout(programs.specs | info) if programs.is_dict else None
         self._paths = [leaf.path for leaf in self._layout.leaves] if self._layout else [*programs.specs, *info]
         self._info: dict[Any, int] = {path if path[1:] else path[0]: self._paths.index(path) for path in info}
         self._dtypes = {path: torch.int64 for path, spec in info.items() if spec.dtype.kind == "i"}
@@ -171,12 +180,12 @@ class DrawProgram:
     def tensors(self, items: Entries, info: Entries, valid: Array) -> tuple[list[Tensor], bool]:
         """The entries of a batch in their own memory, none if nothing was drawn; and whether the draw ended an epoch."""
         entries = items | info
-        found = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
+        values = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
         flags = np.asarray(valid).tobytes()  # searched faster than an array
         if 0 in flags[:-1]:
             rows = torch.from_numpy(np.asarray(valid)[:-1])
-            found = [each[rows] for each in found] if rows.any() else []
-        return found, bool(flags[-1])
+            values = [value[rows] for value in values] if rows.any() else []
+        return values, bool(flags[-1])
 
     def batch(self, tensors: list[Tensor]) -> Any:
         """A TensorDict with the info, or the items alone."""
@@ -201,7 +210,7 @@ def _coordinates(slots: Array, buffer: fbuf.Buffer) -> Array:
 def _is_dict(item: Any, is_root: bool = True) -> bool:
     """Whether all nodes of an item are dicts with text keys."""
     if type(item) is dict:
-        return all(isinstance(key, str) and _is_dict(each, False) for key, each in item.items())
+        return all(isinstance(key, str) and _is_dict(child, False) for key, child in item.items())
     return not is_root and jax.tree_util.all_leaves([item])
 
 
@@ -219,11 +228,13 @@ def _has_ended(rule: fbuf.Sampler | Slices, old: Any, new: Any) -> Array:
     """Whether a draw ended an epoch, or emptied the queue."""
     starts: Any = rule
     if isinstance(rule, Slices):
-        starts, old, new = rule.starts, old.starts, new.starts
+        starts = rule.starts
+        old = old.starts
+        new = new.starts
         starts = starts.trajectories if isinstance(starts, fbuf.PerTrajectory) else starts
     if isinstance(starts, Fifo):
         return (old.unread > 0) & (new.unread == 0)
     if isinstance(starts, Shuffled):
-        taken = new.position - jnp.where(new.epoch == old.epoch, old.position, 0)
-        return (taken > 0) & (new.length - new.position < (taken if starts.drop_last else 1))
+        drawn = new.position - jnp.where(new.epoch == old.epoch, old.position, 0)
+        return (drawn > 0) & (new.length - new.position < (drawn if starts.drop_last else 1))
     return jnp.zeros((), jnp.bool_)

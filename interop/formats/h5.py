@@ -13,6 +13,7 @@ from pathlib import Path as File
 from typing import Any
 
 import numpy as np
+from tensordict.utils import NestedKey
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.manifest import parse_json
@@ -25,7 +26,8 @@ from interop.storages import TensorStorage
 from interop.ted.flattening import Path, shown
 from interop.ted.hooks import trajectory_names
 
-_DESCRIPTION, _LARGEST_DESCRIPTION = "_description", 1 << 26
+_DESCRIPTION = "_description"
+_LARGEST_DESCRIPTION = 1 << 26
 _TIMES_SMALLER = 1_100  # what the filters of HDF5 make smaller, at most, of any content
 _OTHER_TIMES_SMALLER = 1 << 17  # what other filters do
 _FILTERS = {1, 2, 3, 4, 32000}  # deflate, shuffle, Fletcher, szip, LZF
@@ -50,7 +52,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         done_keys: as of `FlatStorageCheckpointer`.
         reward_keys: the same.
         h5_kwargs: how datasets are made, such as `{"compression": "gzip"}`; not used for single numbers.
-        kwargs: other arguments of `TED2Nested`.
+        done_key, shift_key, is_full_key: as of `TED2Nested`; None for its defaults.
     """
 
     def __init__(
@@ -61,14 +63,23 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         reward_keys: Any = None,
         h5_kwargs: Any = None,
         verify: bool = True,
-        **kwargs: Any,
+        done_key: NestedKey | None = None,
+        shift_key: NestedKey | None = None,
+        is_full_key: NestedKey | None = None,
     ) -> None:
         super().__init__()
         if not checkpoint_file or os.path.basename(checkpoint_file) != checkpoint_file:
             raise ValueError(f"checkpoint_file must be the name of a file, got {checkpoint_file!r}")
         self.checkpoint_file = checkpoint_file
         self._options = dict(h5_kwargs or {})
-        self._set_hooks({**kwargs, "done_keys": done_keys, "reward_keys": reward_keys}, verify)
+        keys = {
+            "done_key": done_key,
+            "shift_key": shift_key,
+            "is_full_key": is_full_key,
+            "done_keys": done_keys,
+            "reward_keys": reward_keys,
+        }
+        self._set_hooks(keys, verify)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """ValueError: an H5 file has the trajectories as they are."""
@@ -103,13 +114,14 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         self._apply(storage, self._read(storage, File(path), options))
 
     def _save(self, storage: Content, out: Writing) -> dict[str, Any]:
-        kept, name = self._saveable(storage), self.checkpoint_file
+        saveable = self._saveable(storage)
+        name = self.checkpoint_file
         for number in itertools.count(1):  # each storage of an ensemble has its own file
             if name not in out.files:
                 break
             name = f"{number}-{self.checkpoint_file}"
         with _writing(out.file(name)) as opened:
-            self._write(opened, kept)
+            self._write(opened, saveable)
         return {"file": name}
 
     def _load(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
@@ -117,9 +129,11 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
     def _write(self, opened: Any, storage: TensorStorage) -> None:
         """Write the groups, one flat array at a time, and the numbers beside them."""
-        described, hook, flat = self._described(storage), self._flattening, self._flattened(storage)
+        described = self._described(storage)
+        hook = self._flattening
+        flat = self._flattened(storage)
         if flat is not None:
-            lengths, ended = (each.numpy() for each in flat.order.trajectories())
+            lengths, ended = (column.numpy() for column in flat.order.trajectories())
             names = trajectory_names(len(lengths))
             for path in flat.specs:
                 if any(step in ("", ".", "..") or "/" in step or "\0" in step for step in path):
@@ -143,20 +157,23 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         """Check and read a file; the returned function stores its rows."""
         with _reading(path) as opened:
             with _faults_of(path):
-                found = _datasets(opened, path)
-                text = found.pop(_DESCRIPTION)
+                datasets = _datasets(opened, path)
+                text = datasets.pop(_DESCRIPTION)
                 if text.nbytes > _LARGEST_DESCRIPTION:
                     raise ValueError(f"a description of {text.nbytes} bytes")
                 description = parse_json(text[()].tobytes(), str(path))
                 parts: dict[Path, dict[str, Any]] = {}
-                for name, dataset in found.items():
+                for name, dataset in datasets.items():
                     first, *rest = name.split("/")
                     if rest and first.startswith("traj_"):
                         parts.setdefault(tuple(rest), {})[first] = dataset
-                for each in parts.values():
-                    if set(each) != set(trajectory_names(len(each))):
-                        raise ValueError(f"groups of trajectories are missing: found {sorted(each)[:8]}")
-                arrays = {key: _Array([each[name] for name in sorted(each)], path) for key, each in parts.items()}
+                for parts_of_key in parts.values():
+                    if set(parts_of_key) != set(trajectory_names(len(parts_of_key))):
+                        raise ValueError(f"groups of trajectories are missing: found {sorted(parts_of_key)[:8]}")
+                arrays = {
+                    key: _Array([parts_of_key[name] for name in sorted(parts_of_key)], path)
+                    for key, parts_of_key in parts.items()
+                }
             return self._restoring(storage, Fields(description, str(path)), arrays, options)
 
 
@@ -164,20 +181,23 @@ class _Array:
     """A flat array in the datasets of trajectories; `np.asarray` reads it."""
 
     def __init__(self, parts: list[Any], path: File) -> None:
-        self._parts, self._path, self.dtype = parts, path, parts[0].dtype
+        self._parts = parts
+        self._path = path
+        self.dtype = parts[0].dtype
         if any(
-            (each.ndim, each.shape[1:], each.dtype) != (parts[0].ndim, parts[0].shape[1:], self.dtype) for each in parts
+            (part.ndim, part.shape[1:], part.dtype) != (parts[0].ndim, parts[0].shape[1:], self.dtype) for part in parts
         ):
             raise ValueError(f"{parts[0].name} has another shape or dtype in some groups")
-        self.shape = (sum(each.shape[0] for each in parts), *parts[0].shape[1:])
+        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        memory, start = np.empty(self.shape, self.dtype), 0
+        memory = np.empty(self.shape, self.dtype)
+        start = 0
         with _faults_of(self._path):
-            for each in self._parts:
-                stop = start + each.shape[0]
+            for part in self._parts:
+                stop = start + part.shape[0]
                 if memory[start:stop].size:
-                    each.read_direct(memory[start:stop])
+                    part.read_direct(memory[start:stop])
                 start = stop
         return memory
 
@@ -187,28 +207,31 @@ class _Array:
 
 def _datasets(opened: Any, path: File) -> dict[str, Any]:
     """The datasets of an open file by name; links do not count. CheckpointCorrupt for data elsewhere or no numbers."""
-    h5py, found = _h5py(), dict[str, Any]()
+    h5py = _h5py()
+    datasets = dict[str, Any]()
 
-    def visit(name: str, held: Any) -> None:
-        if not isinstance(held, h5py.Dataset):
+    def visit(name: str, node: Any) -> None:
+        if not isinstance(node, h5py.Dataset):
             return
         where = f"{path}: {name!r}"
-        if held.is_virtual or held.external:
+        if node.is_virtual or node.external:
             raise CheckpointCorrupt(f"{where} has its data in other files")
-        if held.shape is None or held.dtype.char not in _KINDS:
-            raise CheckpointCorrupt(f"{where} is of {held.dtype}, no array of numbers")
-        size, stored = math.prod(held.shape) * held.dtype.itemsize, held.id.get_storage_size()
-        made, most = held.id.get_create_plist(), stored
-        if size and made.get_nfilters():
-            known = {made.get_filter(number)[0] for number in range(made.get_nfilters())} <= _FILTERS
-            most = stored * (_TIMES_SMALLER if known else _OTHER_TIMES_SMALLER) + _FILLED
-            size = max(size, math.prod(held.chunks) * held.dtype.itemsize)  # a chunk is decompressed as a whole
+        if node.shape is None or node.dtype.char not in _KINDS:
+            raise CheckpointCorrupt(f"{where} is of {node.dtype}, no array of numbers")
+        size = math.prod(node.shape) * node.dtype.itemsize
+        stored = node.id.get_storage_size()
+        creation = node.id.get_create_plist()
+        most = stored
+        if size and creation.get_nfilters():
+            is_plain = {creation.get_filter(number)[0] for number in range(creation.get_nfilters())} <= _FILTERS
+            most = stored * (_TIMES_SMALLER if is_plain else _OTHER_TIMES_SMALLER) + _FILLED
+            size = max(size, math.prod(node.chunks) * node.dtype.itemsize)  # a chunk is decompressed as a whole
         if size > most or (size and not stored):  # HDF5 would read what is missing as zeros
             raise CheckpointCorrupt(f"{where} says {size} bytes, of which {stored} are there")
-        found[name] = held
+        datasets[name] = node
 
     opened.visititems(visit)
-    return found
+    return datasets
 
 
 @contextlib.contextmanager
@@ -232,7 +255,7 @@ class _Watched(io.FileIO):
     def write(self, data: Any) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
-        with self._kept():
+        with self._keeping_failure():
             while rest and self.failure is None:
                 rest = rest[super().write(rest) :]
         return size
@@ -245,13 +268,13 @@ class _Watched(io.FileIO):
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        with self._kept():
+        with self._keeping_failure():
             if self.failure is None:
                 super().truncate(size)
         return size or 0
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _keeping_failure(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -14,7 +14,7 @@ from interop.engine.saved_rows import SavedRing, as_array, as_tensor, loading, r
 from interop.storages import TensorStorage
 from interop.storages.checkpointers import TensorStorageCheckpointer
 from interop.ted import Flat2TED, H5Combine, Nested2TED, TED2Flat, TED2Nested
-from interop.ted.flattening import Flattened, Names, Path, Rebuilt, Ring, is_below
+from interop.ted.flattening import Flattened, Names, Path, Rebuilt, TedRing, is_below
 
 
 class FlatStorageCheckpointer(TensorStorageCheckpointer):
@@ -66,12 +66,12 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         return done[1:] if is_below(done) else done
 
     def _save(self, storage: Content, out: Writing) -> dict[str, Any]:
-        kept = self._saveable(storage)
+        saveable = self._saveable(storage)
         if len(self._save_hooks) > 1:
-            return super()._save(kept, out)
-        flat = self._flattened(kept)
+            return super()._save(saveable, out)
+        flat = self._flattened(saveable)
         arrays = [] if flat is None else [[list(path), as_array(flat.array(path))] for path in flat.specs]
-        return {**self._described(kept), "arrays": arrays}
+        return {**self._described(saveable), "arrays": arrays}
 
     def _saveable(self, storage: Content) -> TensorStorage:
         """The storage. RuntimeError or ValueError for one that cannot be saved."""
@@ -109,11 +109,11 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         fields = Fields(saved, f"{source.path}, storage")
         if "hooked" in fields:
             return super()._load(_loadable(storage, fields.where), saved, source, options)
-        pairs = [each if isinstance(each, list) and len(each) == 2 else [None, None] for each in fields.items("arrays")]
+        pairs = [pair if isinstance(pair, list) and len(pair) == 2 else [None, None] for pair in fields.items("arrays")]
         paths = _paths(Fields({"arrays": [path for path, _ in pairs]}, fields.where), "arrays")
         arrays = {
-            path: Fields({"array": each}, fields.where).array("array")
-            for path, (_, each) in zip(paths, pairs, strict=True)
+            path: Fields({"array": value}, fields.where).array("array")
+            for path, (_, value) in zip(paths, pairs, strict=True)
         }
         return self._restoring(storage, fields, arrays, options)
 
@@ -128,8 +128,10 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             arrays: with a shape and a dtype each; `np.asarray` reads one, when it is needed.
             options: the options of the load.
         """
-        where, target = fields.where, _loadable(storage, fields.where)
-        layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
+        where = fields.where
+        target = _loadable(storage, fields.where)
+        layout = layout_of(fields.any("layout"), where)
+        ring = SavedRing.parsed(fields.fields("ring"))
         if not ring.filled:
             return loading(target.table, layout, ring, lambda arrays: None, options, where)
         keys = fields.fields("keys")
@@ -151,7 +153,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
                     raise ValueError(f"the array {path} is none of the items, or of another dtype")
             if len(episodes) != 1 or episodes[0] not in arrays:
                 raise ValueError(f"there is no array {episodes}, which ends episodes")
-            rows = Ring((ring.filled, *ring.lanes), ring.end, ring.filled == ring.capacity)
+            rows = TedRing((ring.filled, *ring.lanes), ring.end, ring.filled == ring.capacity)
             flat = {path: (tuple(array.shape), dtypes[path]) for path, array in arrays.items()}
             rebuilt = Rebuilt(flat, read(episodes[0]), rows, Names(done, reward), specs.keys())
             if rebuilt.specs != specs:
@@ -160,20 +162,20 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             raise CheckpointCorrupt(f"{where}: not what was saved ({error})") from error
 
         def fill(memory: Sequence[np.ndarray | None]) -> None:
-            wanted: dict[Any, torch.Tensor] = {
-                leaf.path: as_tensor(each, leaf.dtype)
-                for leaf, each in zip(layout.leaves, memory, strict=True)
-                if each is not None
+            targets: dict[Any, torch.Tensor] = {
+                leaf.path: as_tensor(array, leaf.dtype)
+                for leaf, array in zip(layout.leaves, memory, strict=True)
+                if array is not None
             }
             for path in arrays:
-                for work in rebuilt.fillings(path, read(path), wanted):
+                for work in rebuilt.fillings(path, read(path), targets):
                     work()
 
         if len(self._load_hooks) == 1:
             return loading(target.table, layout, ring, fill, options, where)
-        made = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in specs.values()]
-        fill(list(map(as_array, made)))
-        data = layout.build(made, rows.shape)
+        leaves = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in specs.values()]
+        fill(list(map(as_array, leaves)))
+        data = layout.build(leaves, rows.shape)
         for hook in self._load_hooks[1:]:
             data = hook(data, out=None)
         return restoring_data(target.table, data, vars(ring), options)
@@ -196,8 +198,8 @@ def _loadable(storage: Content, where: str) -> TensorStorage:
 
 def _paths(fields: Fields, name: str) -> tuple[Path, ...]:
     """A saved list of keys."""
-    found = fields.items(name)
-    for each in found:
-        if not isinstance(each, list) or not each or not all(isinstance(step, str) for step in each):
-            raise fields.wrong(name, "a list of keys", found)
-    return tuple(map(tuple, found))
+    keys = fields.items(name)
+    for key in keys:
+        if not isinstance(key, list) or not key or not all(isinstance(step, str) for step in key):
+            raise fields.wrong(name, "a list of keys", keys)
+    return tuple(map(tuple, keys))

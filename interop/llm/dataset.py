@@ -57,26 +57,40 @@ class TokenizedDatasetLoader:
     """
 
     def __init__(
-        self, split: str, max_length: int, dataset_name: str, tokenizer_fn: Callable[..., Callable[[Any], Any]],
-        pre_tokenization_hook: Callable[[Any], Any] | None = None, root_dir: StrPath | None = None,
-        from_disk: bool = False, valid_size: int = 2000, num_workers: int | None = None,
-        tokenizer_class: Any = None, tokenizer_model_name: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        split: str,
+        max_length: int,
+        dataset_name: str,
+        tokenizer_fn: Callable[..., Callable[[Any], Any]],
+        pre_tokenization_hook: Callable[[Any], Any] | None = None,
+        root_dir: StrPath | None = None,
+        from_disk: bool = False,
+        valid_size: int = 2000,
+        num_workers: int | None = None,
+        tokenizer_class: Any = None,
+        tokenizer_model_name: str | None = None,
+    ) -> None:
         name = Path(dataset_name).name.split("-", 1)[0]
         if name in ("", "..") or Path(split).name != split:
             raise ValueError(
                 "dataset_name must have a name before the first '-', and split be the name of a folder, got "
                 f"{dataset_name!r} and {split!r}"
             )
-        max_length, valid_size = whole("max_length", max_length), whole("valid_size", valid_size)
-        self.split, self.max_length, self.dataset_name = split, max_length, dataset_name
-        self.tokenizer_fn, self.pre_tokenization_hook = tokenizer_fn, pre_tokenization_hook
+        max_length = whole("max_length", max_length)
+        valid_size = whole("valid_size", valid_size)
+        self.split = split
+        self.max_length = max_length
+        self.dataset_name = dataset_name
+        self.tokenizer_fn = tokenizer_fn
+        self.pre_tokenization_hook = pre_tokenization_hook
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fbuf" / "data"
         self.root_dir = Path(root_dir or root).expanduser()
-        self.from_disk, self.valid_size = from_disk, valid_size
+        self.from_disk = from_disk
+        self.valid_size = valid_size
         cores = max((os.cpu_count() or 1) // 2, 1)
         self.num_workers = whole("num_workers", num_workers) if num_workers else cores
-        self.tokenizer_class, self.tokenizer_model_name = tokenizer_class, tokenizer_model_name or "gpt2"
+        self.tokenizer_class = tokenizer_class
+        self.tokenizer_model_name = tokenizer_model_name or "gpt2"
         self._folder = self.root_dir / name / split / str(max_length)
 
     @functools.cached_property
@@ -147,8 +161,8 @@ class TokenizedDatasetLoader:
         if self.from_disk:
             splits = datasets.load_from_disk(self.dataset_name)
             if not isinstance(splits, Mapping) or self.split not in splits:
-                found = [*splits] if isinstance(splits, Mapping) else f"a {class_of(splits)}: save a DatasetDict"
-                raise KeyError(f"{self.dataset_name!r} has no split {self.split!r}, it has {found}")
+                split_names = [*splits] if isinstance(splits, Mapping) else f"a {class_of(splits)}: save a DatasetDict"
+                raise KeyError(f"{self.dataset_name!r} has no split {self.split!r}, it has {split_names}")
             dataset = splits[self.split]
         else:
             dataset = datasets.load_dataset(self.dataset_name, split=self.split)
@@ -167,18 +181,26 @@ def create_infinite_iterator(iterator: Iterable[Any]) -> Iterator[Any]:
     """Cycle through an iterable forever. ValueError for an empty pass, such as the second pass of a generator."""
     while True:
         empty = True
-        for each in iterator:
+        for batch in iterator:
             empty = False
-            yield each
+            yield batch
         if empty:
             raise ValueError("there is nothing to iterate over: pass an iterable that gives elements each time")
 
 
 def get_dataloader(
-    batch_size: int, block_size: int, tensorclass_type: Any, device: torch.device | str,
-    dataset_name: str | None = None, infinite: bool = True, prefetch: int = 0, split: str = "train",
-    root_dir: StrPath | None = None, from_disk: bool = False, num_workers: int | None = None,
-) -> Any:  # fmt: skip
+    batch_size: int,
+    block_size: int,
+    tensorclass_type: Any,
+    device: torch.device | str,
+    dataset_name: str | None = None,
+    infinite: bool = True,
+    prefetch: int = 0,
+    split: str = "train",
+    root_dir: StrPath | None = None,
+    from_disk: bool = False,
+    num_workers: int | None = None,
+) -> Any:
     """A data loader of a tokenized dataset: each row once an epoch, in random order. The incomplete last batch is dropped.
 
     Args:
@@ -193,9 +215,13 @@ def get_dataloader(
     Other arguments are those of `TokenizedDatasetLoader`. ValueError if the dataset has fewer rows than `batch_size`.
     """
     data = tensorclass_type.from_dataset(
-        split=split, dataset_name=dataset_name, max_length=block_size, root_dir=root_dir, from_disk=from_disk,
+        split=split,
+        dataset_name=dataset_name,
+        max_length=block_size,
+        root_dir=root_dir,
+        from_disk=from_disk,
         num_workers=num_workers,
-    )  # fmt: skip
+    )
     if len(data) < batch_size:
         raise ValueError(f"a batch of {batch_size} rows needs as many, the dataset has {len(data)}")
     buffer = TensorDictReplayBuffer(
@@ -208,6 +234,6 @@ def get_dataloader(
     return create_infinite_iterator(buffer) if infinite else buffer
 
 
-def _name(given: Any) -> str | None:
+def _name(function: Any) -> str | None:
     """The name of a class or function, equal in all processes."""
-    return None if given is None else getattr(given, "__qualname__", type(given).__qualname__)
+    return None if function is None else getattr(function, "__qualname__", type(function).__qualname__)

@@ -17,11 +17,11 @@ class KLControllerBase(abc.ABC):
 
     def __init__(self, coef: float | None, model: Any) -> None:
         try:
-            held = None if model is None else model.kl_coef
+            model_coef = None if model is None else model.kl_coef
         except AttributeError:
             name = type(self).__name__
             raise AttributeError(f"Model input to {name} doesn't have attribute 'kl_coef'") from None
-        if (coef := held if coef is None else coef) is None:
+        if (coef := model_coef if coef is None else coef) is None:
             raise ValueError(f"{type(self).__name__} needs kl_coef, or a model that has one")
         self.model = model
         self._set(coef)
@@ -60,14 +60,16 @@ class AdaptiveKLController(KLControllerBase):
         for name, value in {"init_kl_coef": init_kl_coef, "target": target, "horizon": horizon}.items():
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0, got {value}")
-        self.target, self.horizon = target, horizon
+        self.target = target
+        self.horizon = horizon
         super().__init__(init_kl_coef, model)
 
     def update(self, kl_values: Sequence[float | Tensor] | Tensor | None = None) -> float:
-        values = [float(torch.as_tensor(each).detach()) for each in (() if kl_values is None else kl_values)]
+        values = [float(torch.as_tensor(value).detach()) for value in (() if kl_values is None else kl_values)]
         if not values or not all(map(math.isfinite, values)):
             raise ValueError(f"AdaptiveKLController.update() needs finite KL values since its last call, got {values}")
-        n, kl = len(values), -math.fsum(values) / len(values) / self.coef
+        n = len(values)
+        kl = -math.fsum(values) / len(values) / self.coef
         factor = 1 + min(max(kl / self.target - 1, -0.2), 0.2) * n / self.horizon
         if factor <= 0:
             raise ValueError(

@@ -40,9 +40,13 @@ def _refuse_objects(folder: Path) -> None:
 
 @torch.no_grad()
 def to_memmap(
-    dataset: Any, data_dir: str | os.PathLike[str], prefix: NestedKey | None = None,
-    features: Sequence[str] | None = None, batch_dims: int = 1, valid_mask_key: str | None = None,
-) -> TensorDictBase:  # fmt: skip
+    dataset: Any,
+    data_dir: str | os.PathLike[str],
+    prefix: NestedKey | None = None,
+    features: Sequence[str] | None = None,
+    batch_dims: int = 1,
+    valid_mask_key: str | None = None,
+) -> TensorDictBase:
     """Write columns of a dataset to memory-mapped tensors, 4,096 rows of a `datasets.Dataset` at a time.
 
     Args:
@@ -62,18 +66,18 @@ def to_memmap(
                 non-numbers or None among integers, or no row is left.
         OSError: the disk is too small for the tensors.
     """
-    known = [*dataset.keys()] if isinstance(dataset, Mapping | TensorDictBase) else [*dataset.features]
-    features = known if features is None else [*features]
-    if missing := {*features, valid_mask_key} - {*known, None}:
-        raise KeyError(f"the dataset has no columns {[*missing]}, it has {known}")
+    columns = [*dataset.keys()] if isinstance(dataset, Mapping | TensorDictBase) else [*dataset.features]
+    features = columns if features is None else [*features]
+    if missing := {*features, valid_mask_key} - {*columns, None}:
+        raise KeyError(f"the dataset has no columns {[*missing]}, it has {columns}")
     batch_dims = whole("batch_dims", batch_dims)
     source = _columns(dataset, features)
-    kept = torch.ones(len(source), dtype=torch.bool)
+    is_kept = torch.ones(len(source), dtype=torch.bool)
     if valid_mask_key is not None:
-        kept = torch.as_tensor(dataset[valid_mask_key][:], dtype=torch.bool)
-        if kept.shape != (len(source),):
-            raise ValueError(f"{valid_mask_key!r} must be bools of {len(source)} rows, its shape is {[*kept.shape]}")
-    total = int(kept.sum())
+        is_kept = torch.as_tensor(dataset[valid_mask_key][:], dtype=torch.bool)
+        if is_kept.shape != (len(source),):
+            raise ValueError(f"{valid_mask_key!r} must be bools of {len(source)} rows, its shape is {[*is_kept.shape]}")
+    total = int(is_kept.sum())
     if total == 0 or not features:
         raise ValueError(f"there is nothing to write: {len(source)} rows, {total} of them valid, columns {features}")
     path = (prefix,) if isinstance(prefix, str) else tuple(prefix or ())
@@ -81,17 +85,17 @@ def to_memmap(
     written = 0
     for start in range(0, len(source), _ROWS):
         rows = _tensors(source, slice(start, start + _ROWS), features)
-        shapes = {key: [*each.shape[1:]] for key, each in rows.items(True, True)}
+        shapes = {key: [*column.shape[1:]] for key, column in rows.items(True, True)}
         if out is None:
             first = shapes
-            like = rows.apply(lambda each: each.new_empty(()).expand(total, *each.shape[1:]), batch_size=[total])
+            like = rows.apply(lambda column: column.new_empty(()).expand(total, *column.shape[1:]), batch_size=[total])
             like.auto_batch_size_(batch_dims)
             out = (TensorDict({path: like}) if path else like).memmap_like(os.fspath(data_dir))
             for file in Path(data_dir).rglob("*.memmap"):
                 reserve_again(file)  # writing to a sparse file on a full disk kills the process
         if shapes != first:
             raise ValueError(f"the rows of a column differ in shape, there are {first} and {shapes}: pad them")
-        rows = rows[kept[start : start + _ROWS]].auto_batch_size_(batch_dims)
+        rows = rows[is_kept[start : start + _ROWS]].auto_batch_size_(batch_dims)
         (out[path] if path else out)[written : written + len(rows)] = rows
         written += len(rows)
     return out
@@ -103,20 +107,22 @@ def _columns(dataset: Any, features: Sequence[NestedKey]) -> Any:
         return dataset.select(*features)
     if isinstance(dataset, Mapping):
         tensors = {name: torch.as_tensor(dataset[name]) for name in features}
-        lengths = {name: len(each) for name, each in tensors.items()}
+        lengths = {name: len(tensor) for name, tensor in tensors.items()}
         if len({*lengths.values()}) > 1:
             raise ValueError(f"columns must have the same length, they have {lengths}")
         return TensorDict(tensors).auto_batch_size_(1)
     return dataset.select_columns(list(features)).with_format("torch")
 
 
-def _tensors(source: Any, which: slice, features: Sequence[NestedKey]) -> TensorDictBase:
-    rows = source[which]
+def _tensors(source: Any, rows_slice: slice, features: Sequence[NestedKey]) -> TensorDictBase:
+    rows = source[rows_slice]
     if isinstance(rows, TensorDictBase):
         return rows
     for name in features:
         if not isinstance(rows[name], Tensor):
-            shapes = {str([*each.shape]) if isinstance(each, Tensor) else type(each).__name__ for each in rows[name]}
+            shapes = {
+                str([*value.shape]) if isinstance(value, Tensor) else type(value).__name__ for value in rows[name]
+            }
             raise ValueError(
                 f"the rows of a column must be numbers of one shape, those of {name!r} are {sorted(shapes)}: pad them, or "
                 "leave the column out"

@@ -35,10 +35,11 @@ class PromptData(TensorClass):
         As in torchrl, this includes the last prompt token, at `prompt_rindex`. Labels and logits are dropped; the batch
         size is [].
         """
-        kept = torch.arange(self.input_ids.shape[-1], device=self.input_ids.device) < self.prompt_rindex.unsqueeze(-1)
+        positions = torch.arange(self.input_ids.shape[-1], device=self.input_ids.device)
+        is_prompt = positions < self.prompt_rindex.unsqueeze(-1)
         return PromptData(
-            input_ids=self.input_ids.masked_fill(~kept, pad_token_id),
-            attention_mask=kept.to(torch.int64),
+            input_ids=self.input_ids.masked_fill(~is_prompt, pad_token_id),
+            attention_mask=is_prompt.to(torch.int64),
             prompt_rindex=self.prompt_rindex,
             loss=self.loss,
             batch_size=[],
@@ -46,18 +47,32 @@ class PromptData(TensorClass):
 
     @classmethod
     def from_dataset(
-        cls, split: str, dataset_name: str | None = None, max_length: int = 550, root_dir: StrPath | None = None,
-        from_disk: bool = False, num_workers: int | None = None, *, tokenizer_class: type | None = None,
+        cls,
+        split: str,
+        dataset_name: str | None = None,
+        max_length: int = 550,
+        root_dir: StrPath | None = None,
+        from_disk: bool = False,
+        num_workers: int | None = None,
+        *,
+        tokenizer_class: type | None = None,
         tokenizer_model_name: str | None = None,
-    ) -> PromptData:  # fmt: skip
+    ) -> PromptData:
         """Load a memory-mapped dataset with columns "prompt" and "label". `labels` are the input ids.
 
         Arguments are those of `TokenizedDatasetLoader`; the default dataset is "CarperAI/openai_summarize_tldr".
         """
         data = TokenizedDatasetLoader(
-            split, max_length, dataset_name or "CarperAI/openai_summarize_tldr", PromptTensorDictTokenizer, None,
-            root_dir, from_disk, num_workers=num_workers, tokenizer_class=tokenizer_class,
+            split,
+            max_length,
+            dataset_name or "CarperAI/openai_summarize_tldr",
+            PromptTensorDictTokenizer,
+            None,
+            root_dir,
+            from_disk,
+            num_workers=num_workers,
+            tokenizer_class=tokenizer_class,
             tokenizer_model_name=tokenizer_model_name,
-        ).load()  # fmt: skip
-        known = {name: data[name] for name in ("input_ids", "attention_mask", "prompt_rindex")}
-        return cls(**known, labels=data["input_ids"], batch_size=data.batch_size)
+        ).load()
+        fields = {name: data[name] for name in ("input_ids", "attention_mask", "prompt_rindex")}
+        return cls(**fields, labels=data["input_ids"], batch_size=data.batch_size)

@@ -31,20 +31,34 @@ class PairwiseDataset(TensorClass):
 
     @classmethod
     def from_dataset(
-        cls, split: str, dataset_name: str | None = None, max_length: int = 550, root_dir: StrPath | None = None,
-        from_disk: bool = False, num_workers: int | None = None, *, tokenizer_class: type | None = None,
+        cls,
+        split: str,
+        dataset_name: str | None = None,
+        max_length: int = 550,
+        root_dir: StrPath | None = None,
+        from_disk: bool = False,
+        num_workers: int | None = None,
+        *,
+        tokenizer_class: type | None = None,
         tokenizer_model_name: str | None = None,
-    ) -> PairwiseDataset:  # fmt: skip
+    ) -> PairwiseDataset:
         """Load a memory-mapped dataset with columns "prompt", "chosen" and "rejected", batch size [pairs].
 
         Arguments are those of `TokenizedDatasetLoader`; the default dataset is "CarperAI/openai_summarize_comparisons".
         `pre_tokenization_hook` filters pairs and joins the texts. Nothing is copied.
         """
         data = TokenizedDatasetLoader(
-            split, max_length, dataset_name or "CarperAI/openai_summarize_comparisons", TensorDictTokenizer,
-            pre_tokenization_hook, root_dir, from_disk, num_workers=num_workers, tokenizer_class=tokenizer_class,
+            split,
+            max_length,
+            dataset_name or "CarperAI/openai_summarize_comparisons",
+            TensorDictTokenizer,
+            pre_tokenization_hook,
+            root_dir,
+            from_disk,
+            num_workers=num_workers,
+            tokenizer_class=tokenizer_class,
             tokenizer_model_name=tokenizer_model_name,
-        ).load()  # fmt: skip
+        ).load()
         pairs = len(data) // 2
         halves = [
             RewardData(half["input_ids"], half["attention_mask"], batch_size=[pairs])
@@ -59,7 +73,8 @@ def pre_tokenization_hook(dataset: Any, min_length: int = 5) -> Any:
     A text is `prompt + "\\n" + answer`. Pairs with equal answers, or an answer of fewer than `min_length` words, are
     dropped. If no pair is left, the dataset has no columns.
     """
-    chosen, rejected = [], []
+    chosen = []
+    rejected = []
     for rows in dataset.iter(batch_size=_ROWS):
         for prompt, yes, no in zip(rows["prompt"], rows["chosen"], rows["rejected"], strict=True):
             if None in (prompt, yes, no):

@@ -48,17 +48,29 @@ class RolloutFromModel:
     EOS_TOKEN_ID = END_OF_TEXT
 
     def __init__(
-        self, model: Any, ref_model: Any, reward_model: Any, kl_coef: float = 0.1, max_new_tokens: int = 50,
-        score_clip: float = 10.0, kl_scheduler: KLControllerBase | None = None, num_steps: int | None = None,
-        *, eos_token_id: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        ref_model: Any,
+        reward_model: Any,
+        kl_coef: float = 0.1,
+        max_new_tokens: int = 50,
+        score_clip: float = 10.0,
+        kl_scheduler: KLControllerBase | None = None,
+        num_steps: int | None = None,
+        *,
+        eos_token_id: int | None = None,
+    ) -> None:
         if not score_clip > 0:
             raise ValueError(f"score_clip must be above 0, got {score_clip}")
-        self.model, self.ref_model, self.reward_model = model, ref_model, reward_model
-        self.max_new_tokens, self.score_clip = whole("max_new_tokens", max_new_tokens), score_clip
-        self.kl_coef, self.kl_scheduler = kl_coef, kl_scheduler
-        kept = None if num_steps is None else whole("num_steps", num_steps)
-        self._kl_queue = collections.deque[Tensor](maxlen=kept)
+        self.model = model
+        self.ref_model = ref_model
+        self.reward_model = reward_model
+        self.max_new_tokens = whole("max_new_tokens", max_new_tokens)
+        self.score_clip = score_clip
+        self.kl_coef = kl_coef
+        self.kl_scheduler = kl_scheduler
+        length = None if num_steps is None else whole("num_steps", num_steps)
+        self._kl_queue = collections.deque[Tensor](maxlen=length)
         if eos_token_id is not None:
             self.EOS_TOKEN_ID = eos_token_id
 
@@ -77,22 +89,25 @@ class RolloutFromModel:
                 from the full distribution. Log-probabilities are those of the sampled distribution, after temperature and
                 top-k. N and the end-of-text token are set in a copy.
         """
-        rindex, (B, T), N, eos = batch.prompt_rindex, batch.input_ids.shape, self.max_new_tokens, self.EOS_TOKEN_ID
+        rindex = batch.prompt_rindex
+        B, T = batch.input_ids.shape
+        N = self.max_new_tokens
+        eos = self.EOS_TOKEN_ID
         if B == 0 or int(rindex.min()) < 1 or int(rindex.max()) > T:
             raise ValueError(f"prompts need 1 to {T} tokens before prompt_rindex, got {rindex.tolist()}")
         prompts = batch.mask_label(pad_token_id=eos)
-        found = self.model.generate(  # with left-padded prompts
+        output = self.model.generate(  # with left-padded prompts
             input_ids=_rolled(prompts.input_ids, T - rindex, 1),
             attention_mask=_rolled(prompts.attention_mask, T - rindex, 1),
             generation_config=self._config(generation_config),
         )
-        n = len(found.scores)
-        if found.sequences.shape != (B, T + n) or found.scores[0].shape[0] != B:
+        n = len(output.scores)
+        if output.sequences.shape != (B, T + n) or output.scores[0].shape[0] != B:
             raise ValueError(
-                f"generate() must return one sequence a prompt, got {list(found.sequences.shape)} for {B} prompts: set "
+                f"generate() must return one sequence a prompt, got {list(output.sequences.shape)} for {B} prompts: set "
                 "num_beams and num_return_sequences to 1"
             )
-        generated = _rolled(functional.pad(found.sequences, (0, N - n), value=eos), rindex - T, 1)
+        generated = _rolled(functional.pad(output.sequences, (0, N - n), value=eos), rindex - T, 1)
         action = _action(generated, rindex, N)
         ends = (action == eos).int()
         after = ends.cumsum(1) > ends
@@ -101,7 +116,7 @@ class RolloutFromModel:
                 f"generate() stopped after {n} of {N} tokens, before all texts had ended: remove other limits"
             )
         chosen = [
-            self.logprobs_of_labels(score, token) for score, token in zip(found.scores, action[:, :n].T, strict=True)
+            self.logprobs_of_labels(score, token) for score, token in zip(output.scores, action[:, :n].T, strict=True)
         ]
         log_probs = functional.pad(torch.stack(chosen, 1), (0, N - n)).masked_fill(after, 0)
         return Generation(generated, log_probs.unsqueeze(-1), self._log_ratio(generated, rindex, action, after))
@@ -121,7 +136,9 @@ class RolloutFromModel:
           the label, clipped to `score_clip`, at done steps, and 0 elsewhere. kl is `-kl_coef * log_ratio`. The reward is
           their sum. The mean kl is kept for `step_scheduler`.
         """
-        labels, rindex, N = _labels(batch), batch.prompt_rindex, self.max_new_tokens
+        labels = _labels(batch)
+        rindex = batch.prompt_rindex
+        N = self.max_new_tokens
         device = generated.device
         ends = rindex.unsqueeze(-1) + torch.arange(N + 1, device=device)
         written = torch.arange(generated.shape[1], device=device) < ends.unsqueeze(-1)
@@ -172,15 +189,16 @@ class RolloutFromModel:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return wide.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    def _config(self, given: Any) -> Any:
+    def _config(self, generation_config: Any) -> Any:
         """A copy of the generation config with the settings needed here."""
         vocabulary = getattr(getattr(self.model, "config", None), "vocab_size", None)
         if vocabulary is not None and vocabulary <= self.EOS_TOKEN_ID:
             raise ValueError(
                 f"the model has {vocabulary} tokens, not {self.EOS_TOKEN_ID}, the end of text: pass eos_token_id"
             )
-        config = required("transformers", "llm").GenerationConfig(**_UNWARPED) if given is None else given
-        config = copy.deepcopy(config)
+        if generation_config is None:
+            generation_config = required("transformers", "llm").GenerationConfig(**_UNWARPED)
+        config = copy.deepcopy(generation_config)
         config.max_new_tokens = self.max_new_tokens
         config.pad_token_id = config.eos_token_id = self.EOS_TOKEN_ID
         config.return_dict_in_generate = config.output_scores = True
@@ -233,6 +251,6 @@ def _leading(tensor: Tensor, value: int, dim: int) -> Tensor:
 
 def _rolled(tensor: Tensor, by: Tensor, dim: int) -> Tensor:
     """Roll each row along `dim` by its own amount."""
-    shape = [tensor.shape[dim] if each == dim % tensor.ndim else 1 for each in range(tensor.ndim)]
+    shape = [tensor.shape[dim] if place == dim % tensor.ndim else 1 for place in range(tensor.ndim)]
     places = torch.arange(tensor.shape[dim], device=tensor.device).reshape(shape)
     return tensor.gather(dim, ((places - by.unsqueeze(dim)) % tensor.shape[dim]).expand_as(tensor))

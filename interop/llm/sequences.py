@@ -17,7 +17,7 @@ def _with_lists(cls: Class) -> Class:
     """Class decorator: with a batch size, a list holds one value per row; without, it is one value."""
     plain: Any = cls.set  # type: ignore[attr-defined]
 
-    def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:  # what `set` of tensordict takes
         if isinstance(value, list | tuple) and not isinstance(value, NonTensorStack) and key in _LISTS:
             value = _rows(key, value, self.batch_size)
         return plain(self, key, value, *args, **kwargs)
@@ -39,7 +39,7 @@ def _rows(key: str, values: Any, size: Size) -> Any:
         return NonTensorData([], batch_size=size)
     if len(size) == 1:
         return NonTensorStack(*map(NonTensorData, values))
-    return NonTensorStack(*(_rows(key, each, size[1:]) for each in values))
+    return NonTensorStack(*(_rows(key, value, size[1:]) for value in values))
 
 
 @_with_lists
@@ -93,8 +93,8 @@ class LLMOutput:
         log_probs = None
         if all(completion.logprobs is not None for _, completion in rows):
             of_rows = (zip(completion.token_ids, completion.logprobs, strict=True) for _, completion in rows)
-            found = [[_log_prob(among[token]) for token, among in row] for row in of_rows]
-            log_probs = _padded(found, 0.0, torch.float32)
+            log_prob_rows = [[_log_prob(among[token]) for token, among in row] for row in of_rows]
+            log_probs = _padded(log_prob_rows, 0.0, torch.float32)
         return cls(
             tokens=_padded(prompts, pad_token_id, torch.int64),
             tokens_response=_padded(responses, pad_token_id, torch.int64),

@@ -35,17 +35,28 @@ class TensorDictTokenizer:
     """
 
     def __init__(
-        self, tokenizer: Callable[..., Any], max_length: int, key: str = "text", padding: str | bool = "max_length",
-        truncation: bool = True, return_tensordict: bool = True, device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Callable[..., Any],
+        max_length: int,
+        key: str = "text",
+        padding: str | bool = "max_length",
+        truncation: bool = True,
+        return_tensordict: bool = True,
+        device: torch.device | str | None = None,
+    ) -> None:
         max_length = whole("max_length", max_length)
         if padding not in _UNPADDED and getattr(tokenizer, "pad_token_id", 0) is None:
             raise ValueError(
                 f"{type(tokenizer).__name__} has no pad token, which padding={padding!r} needs: set tokenizer.pad_token, "
                 "for instance to tokenizer.eos_token"
             )
-        self.tokenizer, self.max_length, self.key, self.padding = tokenizer, max_length, key, padding
-        self.truncation, self.return_tensordict, self.device = truncation, return_tensordict, device
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.key = key
+        self.padding = padding
+        self.truncation = truncation
+        self.return_tensordict = return_tensordict
+        self.device = device
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
         texts = _texts(sample, self.key)
@@ -97,9 +108,15 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
     """
 
     def __init__(
-        self, tokenizer: Callable[..., Any], max_length: int, key: str = "prompt", padding: str | bool = "max_length",
-        truncation: bool = True, return_tensordict: bool = True, device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Callable[..., Any],
+        max_length: int,
+        key: str = "prompt",
+        padding: str | bool = "max_length",
+        truncation: bool = True,
+        return_tensordict: bool = True,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__(tokenizer, max_length, key, padding, truncation, return_tensordict, device)
         self._eos = getattr(tokenizer, "eos_token_id", None)
         if self._eos is None:
@@ -112,7 +129,8 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
                 )
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
-        prompts, labels = _texts(sample, self.key), _texts(sample, "label")
+        prompts = _texts(sample, self.key)
+        labels = _texts(sample, "label")
         if isinstance(prompts, str) or isinstance(labels, str) or len(prompts) != len(labels):
             raise TypeError(
                 f"{self.key!r} and 'label' must be lists of str, of one length: pass [text] for a single text"
@@ -126,10 +144,10 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
 def _texts(sample: Mapping[str, Any], key: str) -> str | list[str]:
     if key not in sample:
         raise KeyError(f"the sample has no entry {key!r}, it has {[*sample.keys()]}")
-    found = sample[key]
-    if isinstance(found, str):
-        return found
-    rows = list(found) if isinstance(found, Iterable) else [found]
-    if wrong := {type(each).__name__ for each in rows if not isinstance(each, str)}:
+    texts = sample[key]
+    if isinstance(texts, str):
+        return texts
+    rows = list(texts) if isinstance(texts, Iterable) else [texts]
+    if wrong := {type(row).__name__ for row in rows if not isinstance(row, str)}:
         raise TypeError(f"{key!r} must be a str or a list of str, it has {wrong}")
     return rows

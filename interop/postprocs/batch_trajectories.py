@@ -71,13 +71,13 @@ class StepMarks:
         if entries is None:
             entries = {key: data.get(key) for key in _firsts(keys) if key in data.keys()}  # noqa: SIM118
         holders: dict[Any, Any] = {key: entries[key] for key in _firsts(keys) if key in entries}
-        found = dict[Path, Tensor]()
+        marker_entries = dict[Path, Tensor]()
         for path in keys.paths():
             if path[0] in holders or path in keys.named:
                 value = _entry(holders, path, batch, path in keys.named)
                 if value is not None:
-                    found[path] = value
-        return cls(batch, time, _only(keys, tuple(found)), found)
+                    marker_entries[path] = value
+        return cls(batch, time, _only(keys, tuple(marker_entries)), marker_entries)
 
     @property
     def lanes(self) -> int:
@@ -87,8 +87,9 @@ class StepMarks:
 
     def rows(self, ends: Tensor | None = None) -> Markers:
         """The markers of the steps, [T, lanes]; `ends`, bool of the batch, are further ends."""
-        shape, found = (self.batch[self.time], self.lanes), self.keys
-        groups = [[self._column(self.entries[path]) for path in group] for group in found.groups()]
+        shape = (self.batch[self.time], self.lanes)
+        keys = self.keys
+        groups = [[self._column(self.entries[path]) for path in group] for group in keys.groups()]
         if ends is not None:
             groups[1].append(self._column(ends))
         return Markers.of(shape, *groups)
@@ -96,23 +97,23 @@ class StepMarks:
     @functools.cached_property
     def ends(self) -> Tensor | None:
         """The flags of ends combined, bool of the batch; None without any. Not to be changed in place."""
-        found: Tensor | None = None
+        flags: Tensor | None = None
         for path in self.keys.ends:
             flag = self.entries[path]
             flag = flag if flag.dtype == torch.bool else flag != 0
-            if found is None:
-                found = flag
-            elif flag.shape == found.shape and flag.device == found.device:
-                found = found | flag
+            if flags is None:
+                flags = flag
+            elif flag.shape == flags.shape and flag.device == flags.device:
+                flags = flags | flag
             else:
-                found = found.reshape(self.batch) | flag.reshape(self.batch).to(found.device)
-        return None if found is None else found.reshape(self.batch)
+                flags = flags.reshape(self.batch) | flag.reshape(self.batch).to(flags.device)
+        return None if flags is None else flags.reshape(self.batch)
 
     def _column(self, value: Tensor) -> np.ndarray:
         """An entry as [T, lanes]."""
-        held = value.detach().as_subclass(Tensor).cpu().reshape(self.batch).movedim(self.time, 0)
-        held = held.reshape(self.batch[self.time], self.lanes)
-        return (held.to(torch.float64) if held.dtype in (torch.bfloat16, torch.float16) else held).numpy()
+        column = value.detach().as_subclass(Tensor).cpu().reshape(self.batch).movedim(self.time, 0)
+        column = column.reshape(self.batch[self.time], self.lanes)
+        return (column.to(torch.float64) if column.dtype in (torch.bfloat16, torch.float16) else column).numpy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,11 +157,11 @@ class SideBySide:
             if count := stops.shape[time]:
                 stops.narrow(time, count - 1, 1).fill_(True)
             return cls(stops, None, marks)
-        found = trajectories_of(marks.rows(ends), marks.keys, breaks)
-        lasts = np.ones_like(found.starts)
-        lasts[:, :-1] = found.starts[:, 1:]
-        places = None if found.order is None else _in_time(marks, found.places, device)
-        order = None if found.order is None else _in_time(marks, found.order, device)
+        trajectories = trajectories_of(marks.rows(ends), marks.keys, breaks)
+        lasts = np.ones_like(trajectories.starts)
+        lasts[:, :-1] = trajectories.starts[:, 1:]
+        places = None if trajectories.order is None else _in_time(marks, trajectories.places, device)
+        order = None if trajectories.order is None else _in_time(marks, trajectories.order, device)
         return cls(_in_time(marks, lasts, device), order, marks, places)
 
     def arranged(self, leaf: Tensor) -> Tensor:
@@ -225,7 +226,8 @@ def trajectories_of(rows: Markers, marked_by: TrajectoryKeys, breaks: np.ndarray
     `breaks`, bool [lanes, T], marks steps that continue none before them in their lane.
     """
     count, lanes = rows.flags.shape
-    starts, order = markers.starts(rows).T, None
+    starts = markers.starts(rows).T
+    order = None
     if breaks is not None:
         starts = starts | breaks
     for lane in maybe_interleaved(rows):
@@ -248,15 +250,18 @@ def rows_by_trajectory(marks: StepMarks) -> tuple[np.ndarray | None, np.ndarray]
     Time is the last dim. None in place of the rows where these are all, in their own order.
     """
     rows = marks.rows()
-    found, (count, lanes) = trajectories_of(rows, marks.keys), rows.flags.shape
-    starts, order = found.starts.reshape(-1), None
-    if found.order is not None:
-        order = (found.order + np.arange(lanes)[:, None] * count).reshape(-1)
+    trajectories = trajectories_of(rows, marks.keys)
+    count, lanes = rows.flags.shape
+    starts = trajectories.starts.reshape(-1)
+    order = None
+    if trajectories.order is not None:
+        order = (trajectories.order + np.arange(lanes)[:, None] * count).reshape(-1)
     padding = (rows.flags.T.reshape(-1) & PADDING) != 0
     if padding.any():
         order = np.arange(starts.size) if order is None else order
-        kept = ~padding[order]
-        order, starts = order[kept], starts[kept]
+        is_step = ~padding[order]
+        order = order[is_step]
+        starts = starts[is_step]
     return order, np.diff(starts.nonzero()[0], append=starts.size)
 
 
@@ -265,20 +270,20 @@ def maybe_interleaved(rows: Markers) -> list[int]:
     if not rows.ids.shape[-1] or len(rows.ids) < 3:
         return []
     falls = (rows.ids[1:] < rows.ids[:-1]).any((0, 2))  # ids that only rise never come again
-    found: list[int] = np.flatnonzero(falls).tolist()
-    return found
+    breaks: list[int] = np.flatnonzero(falls).tolist()
+    return breaks
 
 
 def _in_time(marks: StepMarks, values: np.ndarray, device: torch.device) -> Tensor:
     """Values [lanes, T] as a tensor of the batch size."""
-    others = [size for dim, size in enumerate(marks.batch) if dim != marks.time]
-    found = torch.from_numpy(np.ascontiguousarray(values)).reshape(*others, marks.batch[marks.time])
-    return found.movedim(-1, marks.time).to(device)
+    lane_shape = [size for dim, size in enumerate(marks.batch) if dim != marks.time]
+    tensor = torch.from_numpy(np.ascontiguousarray(values)).reshape(*lane_shape, marks.batch[marks.time])
+    return tensor.movedim(-1, marks.time).to(device)
 
 
 def _along_time(leaf: Tensor, places: Tensor, time: int) -> Tensor:
-    wanted = places.to(leaf.device).reshape(*places.shape, *(1 for _ in leaf.shape[places.ndim :]))
-    return leaf.take_along_dim(wanted, time)
+    index = places.to(leaf.device).reshape(*places.shape, *(1 for _ in leaf.shape[places.ndim :]))
+    return leaf.take_along_dim(index, time)
 
 
 @functools.lru_cache(64)

@@ -44,8 +44,10 @@ class DensifyReward(TensorDictModuleBase):
         super().__init__()
         self.in_keys = [reward_key, done_key]
         self.out_keys = [reward_key if reward_key_out is None else reward_key_out]
-        self.time_dim, self.discount = time_dim, returns.as_discount(discount)
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.time_dim = time_dim
+        self.discount = returns.as_discount(discount)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The same tensordict."""
@@ -55,7 +57,8 @@ class DensifyReward(TensorDictModuleBase):
                 f"{self.in_keys[0]!r} is {list(reward.shape)} and {self.in_keys[1]!r} is {list(done.shape)}: reward and "
                 "done must have the same shape, [..., time, 1]"
             )
-        time, names = self.time_dim, tensordict.names
+        time = self.time_dim
+        names = tensordict.names
         if time is None:
             time = names.index("time") if "time" in names else -2
         if not -reward.ndim <= time < reward.ndim or time % reward.ndim == reward.ndim - 1:
@@ -64,6 +67,6 @@ class DensifyReward(TensorDictModuleBase):
         keys = keys_of(self.traj_key, [("next", *as_path(self.in_keys[1]))], self.only_named_keys)
         steps = SideBySide.of(StepMarks.of(tensordict, time, keys, reward.shape[: time + 1]), reward.device)
         ends = steps.all_stops(returns.flags(done).to(reward.device))
-        found = steps.restored(returns.returns_to_go(steps.arranged(reward), ends, self.discount, time))
-        tensordict.set(("next", *as_path(self.out_keys[0])), found)
+        reward_to_go = steps.restored(returns.returns_to_go(steps.arranged(reward), ends, self.discount, time))
+        tensordict.set(("next", *as_path(self.out_keys[0])), reward_to_go)
         return tensordict

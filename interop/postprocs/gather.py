@@ -47,14 +47,14 @@ def _picked(data: Any, flat: Tensor, shape: torch.Size, dims: int) -> Any:
     if not isinstance(data, TensorDict):  # a tensorclass, or no tensors
         return data.reshape(-1, *inner)[flat.cpu()].reshape(*shape, *inner)
     names = data.names if any(name is not None for name in data.names) else None
-    made = TensorDict({}, [*shape, *inner], device=data.device, names=names)
+    gathered = TensorDict({}, [*shape, *inner], device=data.device, names=names)
     for key, value in data.items():
         if isinstance(value, Tensor):
             item = value.shape[dims:]
-            made.set(key, picked(value.reshape(data.batch_size[:dims].numel(), *item), flat).view(*shape, *item))
+            gathered.set(key, picked(value.reshape(data.batch_size[:dims].numel(), *item), flat).view(*shape, *item))
         else:
-            made.set(key, _picked(value, flat, shape, dims))
-    return made
+            gathered.set(key, _picked(value, flat, shape, dims))
+    return gathered
 
 
 def _indexable(tensor: Tensor) -> Tensor:

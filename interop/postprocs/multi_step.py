@@ -69,7 +69,8 @@ class MultiStep(nn.Module):
         only_named_keys: bool = False,
     ) -> None:
         super().__init__()
-        self._gamma, n_steps = returns.as_discount(gamma), checks.as_int("n_steps", n_steps)
+        self._gamma = returns.as_discount(gamma)
+        n_steps = checks.as_int("n_steps", n_steps)
         powers = torch.tensor([self._gamma**i for i in range(n_steps + 1)], dtype=torch.float32, device="cpu")
         self.register_buffer("gammas", powers.view(1, 1, -1))
         self.done_key: Any = "done"
@@ -77,7 +78,8 @@ class MultiStep(nn.Module):
         self.reward_keys: Any = ("reward",)
         self.mask_key: Any = ("collector", "mask")
         self.last_flags = last_flags
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
 
     @property
     def n_steps(self) -> int:
@@ -89,7 +91,7 @@ class MultiStep(nn.Module):
         """The discount."""
         return self._gamma
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # what torch passes
         super()._load_from_state_dict(*args, **kwargs)
         loaded = float(self.gammas[0, 0, 1])
         if loaded != float(np.float32(self._gamma)):  # otherwise it is the same, and more exact
@@ -109,9 +111,9 @@ class MultiStep(nn.Module):
 class RolloutKeys:
     """Paths of rewards, ends and masks."""
 
-    rewards: tuple[Path, ...]  # under "next", as `done` and `kept`
+    rewards: tuple[Path, ...]  # under "next", as `done` and `first_flags`
     done: Path
-    kept: frozenset[Path]  # flags that stay those of the first step
+    first_flags: frozenset[Path]  # flags that stay those of the first step
     mask: Path
     trajectories: TrajectoryKeys
 
@@ -124,11 +126,12 @@ class RolloutKeys:
         )
         if not rewards:
             raise ValueError("at least one key of a reward is needed")
-        done, mask = as_path(module.done_key), as_path(module.mask_key)
-        kept = frozenset(() if module.last_flags else (done, *dones))
+        done = as_path(module.done_key)
+        mask = as_path(module.mask_key)
+        first_flags = frozenset(() if module.last_flags else (done, *dones))
         ends = [("next", *path) for path in dict.fromkeys((done, *dones))]
         keys = keys_of(module.traj_key, ends, module.only_named_keys, masks=[mask])
-        return cls(tuple(rewards), done, kept, mask, keys)
+        return cls(tuple(rewards), done, first_flags, mask, keys)
 
     def original(self, reward: Path) -> Path:
         """The path of the reward of one step."""
@@ -148,16 +151,16 @@ def rollout(module: nn.Module, data: Any) -> TensorDictBase:
 
 def mapped(data: TensorDictBase, time: int, count: int, function: Callable[[Path, Any], Any], at: Path = ()) -> Any:
     """A tensordict of the same structure with `count` steps in the time dim: of each entry the result of the function."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     entries = entries_of(data)  # of a plain tensordict, in a third of the time
     for key, value in (data if entries is None else entries).items():
         leaf = isinstance(value, Tensor) or is_non_tensor(value) or not is_tensor_collection(value)
         path = (*at, key)
-        found[key] = function(path, value) if leaf else mapped(value, time, count, function, path)
+        results[key] = function(path, value) if leaf else mapped(value, time, count, function, path)
     batch = torch.Size([*data.batch_size[:time], count, *data.batch_size[time + 1 :]])
     if entries is not None:
-        return of_entries(found, batch, data.device)
-    return unchecked(found, batch, data.device, data.names if any(data.names) else None)
+        return of_entries(results, batch, data.device)
+    return unchecked(results, batch, data.device, data.names if any(data.names) else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +185,8 @@ class RolloutSteps:
     def of(cls, data: TensorDictBase, keys: RolloutKeys) -> "RolloutSteps":
         """KeyError for a missing entry, RuntimeError for flags and a mask that do not fit the frames."""
         rewards = [returns.entry(data, ("next", *key)) for key in keys.rewards]
-        marks, path = StepMarks.of(data, data.ndim - 1, keys.trajectories), ("next", *keys.done)
+        marks = StepMarks.of(data, data.ndim - 1, keys.trajectories)
+        path = ("next", *keys.done)
         is_optional = keys.done == ("done",) and any(marks.keys.groups()[:3])
         done = data.get(path, None) if is_optional else returns.entry(data, path)
         if done is not None:
@@ -210,11 +214,11 @@ class RolloutSteps:
 
     def mask(self) -> Tensor | None:
         """bool [*batch, time], False for padding; None without any."""
-        found: Tensor | None = None
+        valid: Tensor | None = None
         for path in self.marks.keys.masks:
             mask = returns.flags(self.marks.entries[path]).reshape(self.data.batch_size).to(self.device)
-            found = mask if found is None else found & mask
-        return found
+            valid = mask if valid is None else valid & mask
+        return valid
 
     def transitions(
         self, order: SideBySide, gamma: float, n: int, chosen: int | Tensor, copy: bool = False
@@ -224,46 +228,50 @@ class RolloutSteps:
         Without `copy`, entries of the frames themselves share their memory. RuntimeError for entries that do not fit the
         flags.
         """
-        data, keys = self.data, self.keys
-        time, batch, agents = data.ndim - 1, data.batch_size, self.agents
-        each = torch.Size([*batch, *agents])
+        data = self.data
+        keys = self.keys
+        time = data.ndim - 1
+        batch = data.batch_size
+        agents = self.agents
+        flag_shape = torch.Size([*batch, *agents])
         stops = order.stops
         if agents:
             assert self.done is not None
-            stops = order.all_stops(self.done.reshape(each))
-        found: dict[Path, Tensor] = {}
+            stops = order.all_stops(self.done.reshape(flag_shape))
+        rewards: dict[Path, Tensor] = {}
         for key in keys.rewards:
             reward = returns.entry(data, ("next", *key))
-            expect(("next", *key), reward, each)
+            expect(("next", *key), reward, flag_shape)
             total, steps, power = returns.n_step(order.arranged(reward), stops, gamma, n, time)
-            found["next", *key], found[keys.original(key)] = order.restored(total), reward
+            rewards["next", *key] = order.restored(total)
+            rewards[keys.original(key)] = reward
         about = {"gamma": order.restored(power), "nonterminal": order.restored(steps > 1)}
         about["steps_to_next_obs"] = order.restored(steps)
         if (mask := self.mask()) is not None:
             about["nonterminal"] &= mask.reshape(*mask.shape, *(1 for _ in agents))
         shape = batch if self.done is None or not agents else self.done.shape
-        found.update({(name,): leaf.reshape(shape) for name, leaf in about.items()})
+        rewards.update({(name,): leaf.reshape(shape) for name, leaf in about.items()})
         rows = _Rows(batch, chosen)
         last = torch.arange(batch[time], device=steps.device).reshape(-1, *(1 for _ in agents)) + steps - 1
         if order.order is not None:
             last = order.restored(
-                order.order.reshape(*batch, *(1 for _ in agents)).expand(each).take_along_dim(last, time)
+                order.order.reshape(*batch, *(1 for _ in agents)).expand(flag_shape).take_along_dim(last, time)
             )
         places = _in_entries(rows.of(last), time, batch[time])
         flat = places.reshape(-1)
 
-        def made(path: Path, leaf: Any) -> Any:
-            if path in found:
-                return rows.of(found.pop(path))
-            if path[0] != "next" or path[1:] in keys.kept:
+        def entry_of(path: Path, leaf: Any) -> Any:
+            if path in rewards:
+                return rows.of(rewards.pop(path))
+            if path[0] != "next" or path[1:] in keys.first_flags:
                 return rows.of(leaf, copy)
-            expect(path, leaf, each)
+            expect(path, leaf, flag_shape)
             item = leaf.shape[places.ndim :]
             of_all = leaf.reshape(leaf.shape[: places.ndim].numel(), *item)
             return picked(of_all, flat).reshape(*places.shape, *item)
 
-        result = mapped(data, time, rows.count, made)
-        for path, leaf in found.items():
+        result = mapped(data, time, rows.count, entry_of)
+        for path, leaf in rewards.items():
             result.set(path, rows.of(leaf))
         return result
 
@@ -272,7 +280,9 @@ class _Rows:
     """Takes rows of entries [*lanes, time, ...]: the first of each lane, or those at places [*lanes, count]."""
 
     def __init__(self, batch: torch.Size, chosen: int | Tensor) -> None:
-        self._time, self._chosen, self._flat = len(batch) - 1, chosen, None
+        self._time = len(batch) - 1
+        self._chosen = chosen
+        self._flat = None
         self.count = chosen if isinstance(chosen, int) else chosen.shape[-1]
         if not isinstance(chosen, int):
             lanes = torch.arange(batch[:-1].numel(), device=chosen.device).reshape(*batch[:-1], 1)
@@ -301,7 +311,8 @@ def expect(path: Path, leaf: Any, shape: torch.Size, most: int | None = None) ->
 
 def _in_entries(rows: Tensor, time: int, length: int) -> Tensor:
     """Frames [*lanes, count, *agents] as places in entries [*lanes, length, *agents] whose leading dims are one."""
-    agents, device = rows.shape[time + 1 :], rows.device
+    agents = rows.shape[time + 1 :]
+    device = rows.device
     lanes = torch.arange(rows.shape[:time].numel(), device=device).view(*rows.shape[:time], 1, *(1 for _ in agents))
     places = lanes * length + rows
     return places * agents.numel() + torch.arange(agents.numel(), device=device).view(agents) if agents else places

@@ -20,9 +20,11 @@ def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int, time: int) -> tu
     Ends are bools with the leading dims of the rewards; the last step is an end too. Integer rewards become floats.
     Gradients flow. O(steps * n).
     """
-    length, single = ends.shape[time], _wide(rewards)
+    length = ends.shape[time]
+    single = _wide(rewards)
     going = alive = _going(ends, single)
-    total, steps = single.clone(), torch.ones_like(going)
+    total = single.clone()
+    steps = torch.ones_like(going)
     for i in range(1, min(n, length)):
         rest = length - i
         alive = alive.narrow(time, 0, rest) & going.narrow(time, i - 1, rest)
@@ -71,13 +73,16 @@ def _add_up(total: Values, going: Values, gamma: float, step: int, count: int) -
 
     `going`: 0 where a trajectory ends, all bits set elsewhere.
     """
-    size, reach, power = len(total), step, gamma
+    size = len(total)
+    reach = step
+    power = gamma
     alive = going[: size - step]  # no end within `reach`
     while reach < count * step:
         sums = total[: size - reach]
         sums += _where(alive, total[reach:]) * power
         alive = alive[:-reach] & alive[reach:]
-        reach, power = 2 * reach, power * power
+        reach = 2 * reach
+        power = power * power
 
 
 def _going(ends: Tensor, values: Tensor) -> Tensor:
@@ -110,10 +115,10 @@ def _wide(rewards: Tensor) -> Tensor:
 
 def entry(data: TensorDictBase, key: NestedKey) -> Tensor:
     """An entry; KeyError if it is missing."""
-    found: Tensor | None = data.get(key, None)
-    if found is None:
+    tensor: Tensor | None = data.get(key, None)
+    if tensor is None:
         raise KeyError(f"{key!r} not found in tensordict, which has {known_keys(data)}")
-    return found
+    return tensor
 
 
 def as_discount(gamma: Any) -> float:

@@ -15,7 +15,7 @@ from interop.data.trajectory_keys import MASKS
 from interop.postprocs.batch_trajectories import StepMarks, keys_of, rows_by_trajectory
 from interop.postprocs.gather import picked
 from interop.ted.flattening import Path, shown
-from interop.ted.row_values import dense, fresh_zeros, nested, sizes, whole
+from interop.ted.row_values import dense, fresh_zeros, nested, rows_as_values, sizes
 
 
 def split_trajectories(
@@ -60,31 +60,32 @@ def split_trajectories(
     mask = np.arange(longest) < lengths[:, None]
     ragged = as_nested and (lengths != longest).any()  # tensordict knows the size of dims that are not
     shape = [len(lengths), -1 if ragged else longest]
-    made = TensorDict({}, batch_size=shape, device=data.device)
+    split = TensorDict({}, batch_size=shape, device=data.device)
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
         if isinstance(value, Tensor):
-            value = value.flatten(0, data.ndim - 1) if order is None else _taken(value, data.ndim, order)
-            made.set(key, _nested(value, lengths) if as_nested else _padded(value, mask))
+            value = value.flatten(0, data.ndim - 1) if order is None else _steps_at(value, data.ndim, order)
+            split.set(key, _nested(value, lengths) if as_nested else _padded(value, mask))
         elif is_non_tensor(value) and not isinstance(value, NonTensorStack):
-            made.set(key, NonTensorData(value.data, batch_size=[len(lengths), -1] if as_nested else mask.shape))
+            split.set(key, NonTensorData(value.data, batch_size=[len(lengths), -1] if as_nested else mask.shape))
         elif as_nested:
             raise TypeError(f"{shown(as_path(key))}: {type(value).__name__} cannot be nested")
         else:
-            made.set(key, _padded_objects(value, mask, order))
-    tensors = (each for each in data.values(True, True) if isinstance(each, Tensor))
-    device = data.device or next((each.device for each in tensors), torch.device("cpu"))
+            split.set(key, _padded_objects(value, mask, order))
+    tensors = (tensor for tensor in data.values(True, True) if isinstance(tensor, Tensor))
+    device = data.device or next((tensor.device for tensor in tensors), torch.device("cpu"))
     if ids is None:
         numbers = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-        made.set(id_path, _nested(numbers, lengths) if as_nested else _padded(numbers, mask))
+        split.set(id_path, _nested(numbers, lengths) if as_nested else _padded(numbers, mask))
     if not as_nested:
-        made.set((*id_path[:-1], "mask"), torch.from_numpy(mask).to(device))
-    return made
+        split.set((*id_path[:-1], "mask"), torch.from_numpy(mask).to(device))
+    return split
 
 
 def _marks(data: TensorDictBase, id_path: Path, done_key: NestedKey | None, only_named: bool) -> StepMarks:
     """The entries that mark trajectories. Errors as for `split_trajectories`."""
-    time, done_path = data.ndim - 1, ("next", *as_path("done" if done_key is None else done_key))
+    time = data.ndim - 1
+    done_path = ("next", *as_path("done" if done_key is None else done_key))
     beside: Any = data.get((*id_path[:-1], "mask"), None)
     is_mask = isinstance(beside, Tensor) and beside.dtype == torch.bool  # as this function makes them
     masks = [*([(*id_path[:-1], "mask")] if is_mask else []), *MASKS]
@@ -96,29 +97,31 @@ def _marks(data: TensorDictBase, id_path: Path, done_key: NestedKey | None, only
         return marks
     if there:  # an error says why these flags do not mark trajectories
         return StepMarks.of(data, time, dataclasses.replace(keys, named=there))
-    known = ", ".join(shown(as_path(key)) for key in data.keys(True, True)) or "no entries"
-    raise KeyError(f"{shown(done_path)} and {shown(id_path)} are missing: one must end trajectories; there are {known}")
+    entries = ", ".join(shown(as_path(key)) for key in data.keys(True, True)) or "no entries"
+    raise KeyError(
+        f"{shown(done_path)} and {shown(id_path)} are missing: one must end trajectories; there are {entries}"
+    )
 
 
-def _taken(value: Tensor, dims: int, places: np.ndarray) -> Tensor:
+def _steps_at(value: Tensor, dims: int, places: np.ndarray) -> Tensor:
     """Rows at places, of data with `dims` batch dims."""
-    found: Tensor = picked(value.flatten(0, dims - 1), torch.from_numpy(places))
-    return found
+    steps: Tensor = picked(value.flatten(0, dims - 1), torch.from_numpy(places))
+    return steps
 
 
 def _nested(rows: Tensor, lengths: np.ndarray) -> Tensor:
     """Rows as a nested tensor of trajectories."""
-    held = rows.clone(memory_format=torch.contiguous_format)
-    return nested(held, sizes(torch.from_numpy(lengths), tuple(rows.shape[1:])))
+    memory = rows.clone(memory_format=torch.contiguous_format)
+    return nested(memory, sizes(torch.from_numpy(lengths), tuple(rows.shape[1:])))
 
 
 def _padded(rows: Tensor, mask: np.ndarray) -> Tensor:
     """Rows where the mask is true, and zeros."""
     shape = (*mask.shape, *rows.shape[1:])
     if rows.device.type == "cpu" and not rows.requires_grad and rows.numel():
-        made = fresh_zeros(shape, rows.dtype)
-        whole(made, 2)[mask.reshape(-1)] = whole(dense(rows.as_subclass(Tensor)), 1)
-        return made
+        padded = fresh_zeros(shape, rows.dtype)
+        rows_as_values(padded, 2)[mask.reshape(-1)] = rows_as_values(dense(rows.as_subclass(Tensor)), 1)
+        return padded
     zeros = torch.zeros((mask.size, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
     places = torch.from_numpy(np.flatnonzero(mask)).to(rows.device)
     return zeros.index_copy(0, places, rows).reshape(shape)
@@ -128,6 +131,6 @@ def _padded_objects(value: Any, mask: np.ndarray, order: np.ndarray | None) -> A
     """Objects where the mask is true, and None."""
     flat = np.empty(mask.shape, object)
     values = values_of(value)
-    found = np.fromiter(values, object, len(values))
-    flat[mask] = found if order is None else found[order]
+    objects = np.fromiter(values, object, len(values))
+    flat[mask] = objects if order is None else objects[order]
     return NonTensorStack(*(NonTensorStack(*non_tensors(row)) for row in flat.tolist()))

@@ -24,12 +24,12 @@ class BoundaryKeys:
             dtype. Default keys that are stored otherwise, such as flags of several agents, mark nothing.
 
     Attributes:
-        found: the entries that the last `find` found.
+        stored_keys: the entries that the last `find` found.
     """
 
     def __init__(self, keys: TrajectoryKeys) -> None:
         self.keys = keys
-        self.found = TrajectoryKeys((), (), (), ())
+        self.stored_keys = TrajectoryKeys((), (), (), ())
 
     def find(self, storage: Storage) -> None:
         """Look for the entries.
@@ -42,8 +42,8 @@ class BoundaryKeys:
         for path in sorted(self.keys.required):
             if reasons[path] == "":
                 raise KeyError(f"{as_key(path)!r} is not stored, which says where trajectories end")
-        found = self.keys.only([path for path, reason in reasons.items() if reason is None])
-        if not (found.ids or found.ends or found.firsts):
+        stored = self.keys.only([path for path, reason in reasons.items() if reason is None])
+        if not (stored.ids or stored.ends or stored.firsts):
             looked_for = [as_key(path) for path in (*self.keys.ids, *self.keys.ends, *self.keys.firsts)]
             unfit = "".join(f"; {as_key(path)!r} {reason}" for path, reason in reasons.items() if reason)
             raise NoMarkersError(
@@ -51,14 +51,16 @@ class BoundaryKeys:
                 f"stored in this {type(storage).__name__} with one value an item{unfit}. Give traj_key, an id for each "
                 "item, or end_key, a bool for each"
             )
-        self.found = found
+        self.stored_keys = stored
 
     def _unfit(self, storage: Storage, path: Path, slots: Sequence[int]) -> str | None:
         """Why an entry marks nothing, "" where it is not stored; None if it does.
 
         RuntimeError or TypeError for a named entry that is stored and cannot mark trajectories.
         """
-        key, is_named, is_id = as_key(path), path in self.keys.named, path in self.keys.ids
+        key = as_key(path)
+        is_named = path in self.keys.named
+        is_id = path in self.keys.ids
         slot = next((slot for slot in slots if columns.has(storage, key, slot)), None)
         if slot is None:
             return ""
@@ -84,8 +86,8 @@ class BoundaryKeys:
 
     def read(self, storage: Storage, rows: np.ndarray | slice, lanes: int) -> Markers:
         """The markers of stored rows: [n, lanes]. O(rows)."""
-        columns = iter(_columns(storage, self.found.paths(), rows, lanes))
-        groups = [[next(columns) for _ in group] for group in self.found.groups()]
+        columns = iter(_columns(storage, self.stored_keys.paths(), rows, lanes))
+        groups = [[next(columns) for _ in group] for group in self.stored_keys.groups()]
         count = len(range(*rows.indices(storage.filled_rows))) if isinstance(rows, slice) else len(rows)
         return Markers.of((count, lanes), *groups)
 
@@ -111,18 +113,18 @@ def _columns(storage: Storage, paths: tuple[Path, ...], rows: np.ndarray | slice
 def _read(storage: Storage, paths: tuple[Path, ...], slots: np.ndarray) -> list[Tensor]:
     keys = [as_key(path) for path in paths]
     try:
-        found = columns.read_several(storage, keys, slots)
+        values = columns.read_several(storage, keys, slots)
     except (KeyError, RuntimeError) as error:
         raise RuntimeError(
             f"every item must have one value under each of {keys}, which say where trajectories end: {error.args[0]}"
         ) from error
-    for key, value in zip(keys, found, strict=True):
+    for key, value in zip(keys, values, strict=True):
         if value.numel() != slots.size:
             raise RuntimeError(f"every item must have one value under {key!r}, which says where trajectories end")
-    return found
+    return values
 
 
 def _numbers(value: Tensor) -> np.ndarray:
     """A tensor as an array of bools, integers or floats that NumPy knows."""
-    found: np.ndarray = (value.to(torch.float64) if value.is_floating_point() else value).cpu().numpy()
-    return found
+    numbers: np.ndarray = (value.to(torch.float64) if value.is_floating_point() else value).cpu().numpy()
+    return numbers

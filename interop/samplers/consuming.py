@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
@@ -50,8 +50,8 @@ class ConsumingSampler(Sampler):
         self._order = np.zeros(0, np.int64)  # the known slots: `_live` that can be drawn, then the consumed ones
         self._place = np.zeros(0, np.int64)  # of each slot in `_order`
         self._drawn = np.zeros(0, np.int64)  # draws of each slot
-        self._known = self._live = 0
-        self._kept: KeptUses | None = None
+        self._item_count = self._live = 0
+        self._file: KeptUses | None = None
         self.ran_out = False
         # What changed in place since `before_draw` or `before_write`: an array, places, and what was there.
         self._log: list[tuple[np.ndarray, Any, np.ndarray]] = []
@@ -69,9 +69,9 @@ class ConsumingSampler(Sampler):
             array[at] = entries
         super().put_back(before)
         self._log = []
-        if self._kept is not None and drawn:
+        if self._file is not None and drawn:
             slots = np.unique(np.concatenate(drawn))
-            self._kept.give(self, slots, self._drawn[slots])
+            self._file.give(self, slots, self._drawn[slots])
 
     def _set(self, array: np.ndarray, at: np.ndarray | slice, entries: Any) -> None:
         """Set entries of an array; `put_back` sets those from before."""
@@ -91,7 +91,7 @@ class ConsumingSampler(Sampler):
         """int64 [at most batch_size], each slot once, and an empty info. RuntimeError where nothing is left."""
         self.refuse_forked_child()
         if not self.sampleable(storage):
-            consumed = f" All {self._known} items were drawn {self._most} times." if self._known else ""
+            consumed = f" All {self._item_count} items were drawn {self._most} times." if self._item_count else ""
             raise RuntimeError(f"{_EMPTY}{consumed} Call extend() or add() first.")
         count = min(whole("batch_size", batch_size, least=0), self._live)
         slots = self._order[randomness.generator_of(key).choice(self._live, count, replace=False)]
@@ -99,8 +99,8 @@ class ConsumingSampler(Sampler):
             self._set(self._drawn, slots, self._drawn[slots] + 1)
             self._consume(slots[self._drawn[slots] >= self._most])
             self.ran_out = self._live == 0
-            if self._kept is not None:
-                self._kept.give(self, slots, self._drawn[slots])
+            if self._file is not None:
+                self._file.give(self, slots, self._drawn[slots])
         return torch.from_numpy(slots), {}
 
     def _consume(self, slots: np.ndarray) -> None:
@@ -108,12 +108,12 @@ class ConsumingSampler(Sampler):
         self._live -= slots.size
         self._move(slots, self._live)
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         return [host_share(name, 8 * capacity) for name in ("order", "places", "draws")]
 
     def vacant(self, count: int) -> np.ndarray:
         """At most `count` slots of consumed items."""
-        return self._order[self._live : min(self._live + count, self._known)].copy()
+        return self._order[self._live : min(self._live + count, self._item_count)].copy()
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """The items at index are new."""
@@ -121,11 +121,11 @@ class ConsumingSampler(Sampler):
             self._keep(storage)
             self._follow(storage)
         slots, _, high = flat_slots(index, storage)
-        if high >= self._known:
-            raise IndexError(f"index {high} is out of range: {self._known} items are stored")
+        if high >= self._item_count:
+            raise IndexError(f"index {high} is out of range: {self._item_count} items are stored")
         slots = np.unique(slots[slots >= 0]).astype(np.int64)
-        if self._kept is not None and self._drawn[slots].any():
-            self._kept.give(self, slots, np.zeros(slots.size, np.int64))
+        if self._file is not None and self._drawn[slots].any():
+            self._file.give(self, slots, np.zeros(slots.size, np.int64))
         self._set(self._drawn, slots, 0)
         again = slots[self._place[slots] >= self._live]
         self._move(again, self._live)
@@ -142,51 +142,52 @@ class ConsumingSampler(Sampler):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the draws in the file of the storage; start from those of an earlier process."""
-        if self._kept is not None and storage.priorities is self._kept:
+        if self._file is not None and storage.priorities is self._file:
             return
-        kept = storage.kept_uses()
-        if kept is None or kept is self._kept:
+        uses = storage.kept_uses()
+        if uses is None or uses is self._file:
             return
-        self._kept = kept
-        if not (kept.bind(self) and not self._known and len(storage)):
+        self._file = uses
+        if not (uses.bind(self) and not self._item_count and len(storage)):
             self._keep_all()
             return
         self._follow(storage)
-        self._drawn[: self._known] = kept.read(self._known)
-        self._consume(np.flatnonzero(self._drawn[: self._known] >= self._most))
+        self._drawn[: self._item_count] = uses.read(self._item_count)
+        self._consume(np.flatnonzero(self._drawn[: self._item_count] >= self._most))
 
     def _keep_all(self) -> None:
-        if self._kept is not None:
-            self._kept.give_all(self, np.arange(self._known), self._drawn[: self._known])
+        if self._file is not None:
+            self._file.give_all(self, np.arange(self._item_count), self._drawn[: self._item_count])
 
     def _follow(self, storage: Storage) -> None:
         """Follow the length of the storage; new slots are not consumed."""
         length = len(storage)
-        if length > self._known:
+        if length > self._item_count:
             if length > self._order.size:
                 size = max(length, min(2 * self._order.size, storage.max_size))
                 self._order, self._place, self._drawn = (
-                    np.append(each[: self._known], np.zeros(size - self._known, np.int64))
-                    for each in (self._order, self._place, self._drawn)
+                    np.append(by_slot[: self._item_count], np.zeros(size - self._item_count, np.int64))
+                    for by_slot in (self._order, self._place, self._drawn)
                 )
-            new = np.arange(self._known, length)
+            new = np.arange(self._item_count, length)
             for array, entries in ((self._order, new), (self._place, new), (self._drawn, 0)):
                 self._set(array, new, entries)
-            self._known = length
+            self._item_count = length
             self._move(new, self._live)
             self._live += new.size
-        elif length < self._known:  # a list was made shorter
-            order = self._order[: self._known]
-            kept = order < length
-            self._live = int(kept[: self._live].sum())
-            self._set(self._order, slice(0, length), order[kept])
+        elif length < self._item_count:  # a list was made shorter
+            order = self._order[: self._item_count]
+            is_left = order < length
+            self._live = int(is_left[: self._live].sum())
+            self._set(self._order, slice(0, length), order[is_left])
             self._set(self._place, self._order[:length].copy(), np.arange(length))
-            self._known = length
+            self._item_count = length
 
     def _move(self, slots: np.ndarray, start: int) -> None:
         """Move different slots to the places from `start` on; the slots there take their places."""
         stop = start + slots.size
-        there, places = self._order[start:stop].copy(), self._place[slots]
+        there = self._order[start:stop].copy()
+        places = self._place[slots]
         self._set(self._order, slice(start, stop), slots)
         self._set(self._place, slots, np.arange(start, stop))
         displaced = there[self._order[self._place[there]] != there]
@@ -199,8 +200,8 @@ class ConsumingSampler(Sampler):
     def saved_state(self) -> dict[str, Any]:
         return {
             "max_sample_count": self._most,
-            "order": self._order[: self._known].copy(),
-            "drawn": self._drawn[: self._known].copy(),
+            "order": self._order[: self._item_count].copy(),
+            "drawn": self._drawn[: self._item_count].copy(),
             "live": self._live,
             "ran_out": self.ran_out,
         }
@@ -209,15 +210,21 @@ class ConsumingSampler(Sampler):
         most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
         drawn = integers(entries, "drawn", None, 0, 2**62)
         order = permutation(entries, "order", drawn.size)
-        live, ran_out = entries.whole("live", most=drawn.size), entries.flag("ran_out")
+        live = entries.whole("live", most=drawn.size)
+        ran_out = entries.flag("ran_out")
         if not np.array_equal(drawn[order] < most, np.arange(drawn.size) < live):
             raise entries.wrong("live", "the number of items that can be drawn, which come first", live)
         place = np.empty_like(order)
         place[order] = np.arange(order.size)
 
         def put() -> None:
-            self._most, self._order, self._place, self._drawn = most, order, place, drawn
-            self._known, self._live, self.ran_out = drawn.size, live, ran_out
+            self._most = most
+            self._order = order
+            self._place = place
+            self._drawn = drawn
+            self._item_count = drawn.size
+            self._live = live
+            self.ran_out = ran_out
 
         return put
 
@@ -243,25 +250,25 @@ class ConsumingSampler(Sampler):
         self._process.check()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": None}
+        return {**super().__getstate__(), "_file": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_sample_count={self._most}, sampleable={self._live})"
 
 
-def consuming(given: Any, count: Any) -> Any:
+def consuming(sampler: Any, count: Any) -> Any:
     """The sampler, or its factory, of a buffer with `consume_after_n_samples=count`; `given` may be one or None.
 
     TypeError for another sampler, ValueError for one with another count.
     """
     count = whole("consume_after_n_samples", count)
-    if given is None:
+    if sampler is None:
         return ConsumingSampler(count)
-    if not isinstance(given, Sampler) and callable(given):
-        make: Callable[[], Any] = given
+    if not isinstance(sampler, Sampler) and callable(sampler):
+        make: Callable[[], Any] = sampler
         return lambda: consuming(make(), count)
-    if not isinstance(given, ConsumingSampler):
-        raise TypeError(f"consume_after_n_samples needs a ConsumingSampler or none, got {class_of(given)}")
-    if given.max_sample_count != count:
-        raise ValueError(f"consume_after_n_samples={count}, but the sampler has {given.max_sample_count}")
-    return given
+    if not isinstance(sampler, ConsumingSampler):
+        raise TypeError(f"consume_after_n_samples needs a ConsumingSampler or none, got {class_of(sampler)}")
+    if sampler.max_sample_count != count:
+        raise ValueError(f"consume_after_n_samples={count}, but the sampler has {sampler.max_sample_count}")
+    return sampler

@@ -38,7 +38,8 @@ class SamplerEnsemble(Sampler):
     ) -> None:
         self.members: tuple[Sampler, ...] = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
         self.sample_from_all = bool(sample_from_all)
-        self.num_buffer_sampled, self.p = num_buffer_sampled, p
+        self.num_buffer_sampled = num_buffer_sampled
+        self.p = p
 
     @property
     def num_buffer_sampled(self) -> int:
@@ -62,8 +63,8 @@ class SamplerEnsemble(Sampler):
 
     @property
     def draw_settings(self) -> tuple[Any, ...]:
-        members = (each for member in self.members for each in member.draw_settings)
-        return *super().draw_settings, self._parts, self._p, self.sample_from_all, *members
+        of_members = (setting for member in self.members for setting in member.draw_settings)
+        return *super().draw_settings, self._parts, self._p, self.sample_from_all, *of_members
 
     def let_go(self) -> None:
         for member in self.members:
@@ -89,7 +90,9 @@ class SamplerEnsemble(Sampler):
         if len(storage) != len(self):
             raise ValueError(f"there are {len(self)} samplers for {len(storage)} storages")
         size = self.part_of(batch_size, map(len, storage.members))
-        places, slots, infos = [], [], []
+        places = []
+        slots = []
+        infos = []
         for place, own_key in self.choose(key):
             member = storage.members[place]
             with member.lock.held():
@@ -97,14 +100,14 @@ class SamplerEnsemble(Sampler):
             places.append(place)
             slots.append(torch.stack(drawn, -1) if isinstance(drawn, tuple) else torch.as_tensor(drawn))
             infos.append(TensorDict(info, []))
-        alike = len({each.shape for each in slots}) == 1
+        alike = len({member_slots.shape for member_slots in slots}) == 1
         joined = torch.stack(slots) if alike else torch.nested.nested_tensor(slots, layout=torch.jagged)
         index = TensorDict({"index": joined, "buffer_ids": torch.tensor(places, device="cpu")}, [len(places)])
         return index, LazyStackedTensorDict.maybe_dense_stack(infos, 0)
 
     def part_of(self, batch_size: int, sizes: Iterable[int]) -> int:
         """Items of each part of a batch, of members of these sizes. The errors of `draw`."""
-        each, rest = divmod(batch_size, self.num_buffer_sampled)
+        part_size, rest = divmod(batch_size, self.num_buffer_sampled)
         if rest:
             parts = self.num_buffer_sampled
             raise ValueError(f"the batch size must be divisible by num_buffer_sampled={parts}, got {batch_size}")
@@ -114,7 +117,7 @@ class SamplerEnsemble(Sampler):
                     f"Cannot sample from an empty storage: member {place} of the ensemble has no items. Call its extend() "
                     "first, or give it a p of 0"
                 )
-        return each
+        return part_size
 
     def choose(self, key: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """The member and the key of each part of a batch."""
@@ -162,7 +165,9 @@ class SamplerEnsemble(Sampler):
 
     def restoring_settings(self, fields: Fields, entries: Entries) -> Callable[[], None]:
         """Check saved `settings`; the returned function sets them. Notes differences in `entries`."""
-        p, parts, from_all = fields.any("p"), fields.any("num_buffer_sampled"), fields.flag("sample_from_all")
+        p = fields.any("p")
+        parts = fields.any("num_buffer_sampled")
+        from_all = fields.flag("sample_from_all")
         try:
             loaded = SamplerEnsemble(*self.members, p=p, sample_from_all=from_all, num_buffer_sampled=parts)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -184,8 +189,8 @@ class SamplerEnsemble(Sampler):
         members = {str(place): sampler.state_dict() for place, sampler in enumerate(self.members)}
         return {**members, "_choice": as_tensors(self.settings())}
 
-    def with_state_dict(self, given: Any, options: LoadOptions) -> Callable[[], None]:
-        entries = Entries(given, self)
+    def with_state_dict(self, state_dict: Any, options: LoadOptions) -> Callable[[], None]:
+        entries = Entries(state_dict, self)
         puts = [member.restoring_dict(entries.any(str(place)), options) for place, member in enumerate(self.members)]
         if "_choice" in entries:
             puts.append(self.restoring_settings(entries.fields("_choice"), entries))
@@ -203,17 +208,17 @@ class SamplerEnsemble(Sampler):
 def _normalised(p: Any, count: int) -> np.ndarray:
     """`count` numbers in proportion to p, of sum 1."""
     try:
-        given = p.detach().cpu().double().numpy() if isinstance(p, Tensor) else np.asarray(p)
+        shares = p.detach().cpu().double().numpy() if isinstance(p, Tensor) else np.asarray(p)
     except (TypeError, ValueError) as error:
         raise TypeError(f"p must be a list of numbers, got {p!r}") from error
-    if given.dtype.kind not in "fiu":
+    if shares.dtype.kind not in "fiu":
         raise TypeError(f"p must be a list of numbers, got {p!r}")
-    given = given.astype(np.float64)
-    if given.shape != (count,):
-        raise ValueError(f"p must have one number for each of the {count} members, got shape {list(given.shape)}")
-    if not (np.isfinite(given).all() and (given >= 0).all() and given.any()):
-        raise ValueError(f"p must be finite, at least 0, and not 0 for every member, got {given.tolist()}")
-    if abs((given / count).sum() - 1 / count) < 1e-12:  # a saved p stays the same to the last bit
-        return given
-    given = given / given.max()  # the sum of very large numbers would be infinite
-    return given / given.sum()
+    shares = shares.astype(np.float64)
+    if shares.shape != (count,):
+        raise ValueError(f"p must have one number for each of the {count} members, got shape {list(shares.shape)}")
+    if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.any()):
+        raise ValueError(f"p must be finite, at least 0, and not 0 for every member, got {shares.tolist()}")
+    if abs((shares / count).sum() - 1 / count) < 1e-12:  # a saved p stays the same to the last bit
+        return shares
+    shares = shares / shares.max()  # the sum of very large numbers would be infinite
+    return shares / shares.sum()

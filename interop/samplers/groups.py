@@ -13,9 +13,11 @@ from interop.checkpoint.state import integers
 
 Id = int | str
 # A number of a row: that of its group plus 1, the state of the group, and its uses.
-_NUMBER, _STATE = 24, 22  # bits to the right of them
+_NUMBER = 24  # bits to the right of the number
+_STATE = 22  # bits to the right of the state
 _OPEN, _WHOLE, _BROKEN = range(3)
-_STATES, MOST_USES = 3, (1 << _STATE) - 1
+_STATES = 3
+MOST_USES = (1 << _STATE) - 1
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -37,7 +39,8 @@ class Groups:
     """
 
     def __init__(self, size: int, most: int | None) -> None:
-        self.size, self.most = size, most
+        self.size = size
+        self.most = most
         self.ready: list[Group] = []  # complete, and not used up
         self._open: dict[Id, Group] = {}  # incomplete, not broken
         self._of: dict[int, Group] = {}  # by slot
@@ -70,11 +73,15 @@ class Groups:
         self._log += [partial(self._put_group, group, [*group.slots], group.uses, group.place) for group in groups]
 
     def _put_group(self, group: Group, slots: list[int], uses: int, place: int) -> None:
-        group.slots[:], group.uses, group.place = slots, uses, place
+        group.slots[:] = slots
+        group.uses = uses
+        group.place = place
         self._note(group)
 
     def _put_counters(self, begun: int, top: int, opened: "dict[Id, Group]") -> None:
-        self._begun, self._top, self._open = begun, top, opened
+        self._begun = begun
+        self._top = top
+        self._open = opened
 
     def _keep_slot(self, slot: int) -> None:
         self._log.append(partial(self._put_slot, slot, self._of.get(slot)))
@@ -87,14 +94,14 @@ class Groups:
 
     def _keep_ready(self, *places: int) -> None:
         """Be able to undo changes of the list of ready groups at its end and at these places."""
-        held = {place: self.ready[place] for place in (*places, len(self.ready) - 1) if place >= 0}
-        self._log.append(partial(self._put_ready, len(self.ready), held))
+        groups = {place: self.ready[place] for place in (*places, len(self.ready) - 1) if place >= 0}
+        self._log.append(partial(self._put_ready, len(self.ready), groups))
 
-    def _put_ready(self, length: int, held: dict[int, Group]) -> None:
+    def _put_ready(self, length: int, groups: dict[int, Group]) -> None:
         ready = self.ready
-        ready += [held[place] for place in range(len(ready), length)]
+        ready += [groups[place] for place in range(len(ready), length)]
         del ready[length:]
-        for place, group in held.items():
+        for place, group in groups.items():
             ready[place] = group
 
     # ------------------------------------------------------------------ changes
@@ -149,7 +156,7 @@ class Groups:
             if self.most is not None and group.uses >= self.most:
                 self._retire(group)
 
-    def others(self, slots: Sequence[int], ids: Sequence[Id]) -> list[int]:
+    def differing(self, slots: Sequence[int], ids: Sequence[Id]) -> list[int]:
         """The places in `slots` of rows that are in no group, or in one of another id."""
         groups = zip(map(self._of.get, slots), ids, strict=True)
         return [place for place, (group, id_) in enumerate(groups) if group is None or group.id != id_]
@@ -162,7 +169,8 @@ class Groups:
             self._keep(group, last)
             self.ready.pop()
             if last is not group:
-                last.place, self.ready[group.place] = group.place, last
+                last.place = group.place
+                self.ready[group.place] = last
             group.place = -1
 
     # ------------------------------------------------------------------ a number of each row
@@ -191,12 +199,13 @@ class Groups:
     @classmethod
     def of_words(cls, rows: Iterable[tuple[int, int, Id]], size: int, most: int | None) -> "Groups":
         """The groups of rows, given in the order of writing by slot, number and id. Rows of the number 0 are in no group."""
-        new, found = cls(size, most), dict[int, list[tuple[int, int, Id]]]()
+        new = cls(size, most)
+        members_of = dict[int, list[tuple[int, int, Id]]]()
         for slot, word, id_ in rows:
             if word:
-                found.setdefault((word >> _NUMBER) - 1, []).append((slot, word, id_))
-        for number in sorted(found):
-            members = found[number]
+                members_of.setdefault((word >> _NUMBER) - 1, []).append((slot, word, id_))
+        for number in sorted(members_of):
+            members = members_of[number]
             word, id_ = members[0][1:]
             slots = [slot for slot, _, other in members if other == id_]  # an id may have been edited since
             group = Group(number, id_, slots, word & MOST_USES)
@@ -207,7 +216,7 @@ class Groups:
                 new.ready.append(group)
             elif state == _OPEN and len(slots) == len(members) < size:
                 new._open[id_] = group
-        new._begun = max(found, default=-1) + 1
+        new._begun = max(members_of, default=-1) + 1
         new._top = max(new._of, default=-1) + 1
         return new
 
@@ -274,10 +283,10 @@ def _array(values: Iterable[int]) -> np.ndarray:
 
 
 def _ids(fields: Fields, count: int) -> list[Id]:
-    held = fields.any("ids")
-    if isinstance(held, np.ndarray):
+    saved = fields.any("ids")
+    if isinstance(saved, np.ndarray):
         return integers(fields, "ids", count, -(2**63), 2**63).tolist()
     ids = fields.items("ids", count)
     if not all(type(id_) in (int, str) for id_ in ids):
-        raise fields.wrong("ids", "integers or texts", held)
+        raise fields.wrong("ids", "integers or texts", saved)
     return ids

@@ -12,8 +12,7 @@ from torch import Tensor
 
 import fbuf
 from fbuf import free_memory, priority_tree
-from fbuf.memory_plan import Share as MemoryShare
-from fbuf.memory_plan import shares_of
+from fbuf.memory_plan import Share, shares_of
 from interop.checkpoint.state import Entries, LoadOptions, as_arrays, as_tensors
 from interop.data import bridge
 from interop.data.arguments import not_negative, whole
@@ -24,7 +23,7 @@ from interop.host.priorities import HostPriorities, Priorities, PriorityValues
 from interop.host.threads import Lock, finished, uninterrupted
 from interop.samplers import priority_states
 from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
 from interop.shared.processes import OneProcess
 from interop.storages import Storage, TensorStorage
@@ -87,26 +86,25 @@ class PrioritizedSampler(DrawingSampler):
         self.beta = beta
         self.reduction = reduction
         self.dtype = dtype
-        self._device = (
-            torch.device(device) if device is not None else None
-        )  # None: that of the storage, once it is known
+        # None is the device of the storage, once that is known.
+        self._device = None if device is None else torch.device(device)
         if self._device is not None and bridge.jax_device(self._device) is None:
             raise RuntimeError(f"JAX does not see the device {self._device}: install a JAX that does, or use the CPU")
         self._lock = Lock()
         self._process = OneProcess(_ONE_PROCESS, uses_jax=True)
         self._has_storage = False
-        self._kept: KeptPriorities | None = None
-        self._held = self._made(self.rule, self._max_capacity, self._alpha)
+        self._file: KeptPriorities | None = None
+        self._priorities = self._new_priorities(self.rule, self._max_capacity, self._alpha)
 
-    def _made(self, rule: fbuf.Prioritized, capacity: int, alpha: float) -> Priorities:
+    def _new_priorities(self, rule: fbuf.Prioritized, capacity: int, alpha: float) -> Priorities:
         """Priorities of no items, on the device of the sampler."""
         if is_accelerator(self.device):
             return DevicePriorities(rule, capacity, alpha, self._EXCLUDES, self.device)
         return HostPriorities(rule, capacity, alpha, self._EXCLUDES)
 
-    def _replace(self, held: Priorities) -> None:
+    def _replace(self, priorities: Priorities) -> None:
         """Use other priorities. No item is excluded from draws then."""
-        self._held = held
+        self._priorities = priorities
 
     # ------------------------------------------------------------------ parameters and priorities
 
@@ -133,7 +131,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def _reweigh(self, alpha: float) -> None:
         if alpha != self._alpha:
-            self._held.reweight(alpha)
+            self._priorities.reweight(alpha)
         self._alpha = alpha
 
     @property
@@ -161,16 +159,16 @@ class PrioritizedSampler(DrawingSampler):
         The next write or draw takes its memory over: copy what is to be kept.
         """
         with self._lock:
-            if not self._held.size:
+            if not self._priorities.size:
                 return None
             self.refuse_forked_child()
-            return self._held.functional()
+            return self._priorities.functional()
 
     @property
     def default_priority(self) -> float:
         """The priority of the next new item."""
         with self._lock:
-            return self._held.highest()[0]
+            return self._priorities.highest()[0]
 
     @property
     def highest(self) -> float | None:
@@ -192,22 +190,22 @@ class PrioritizedSampler(DrawingSampler):
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, before eps and alpha."""
         with self._lock:
-            return torch.from_numpy(self._held.values.given).to(self.device)
+            return torch.from_numpy(self._priorities.values.given).to(self.device)
 
     def placed_on(self, storage: Storage) -> torch.device | None:
         """The device for the priorities of this storage; None if JAX does not see it."""
         device = self._device or getattr(storage, "device", None)
         return device if isinstance(device, torch.device) and bridge.jax_device(device) is not None else None
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         """The memory of the priorities and their tree, which are made at the first write."""
         device = self.placed_on(storage)
         place = free_memory.HOST if device is None else plans.place_of(device)
         with self._lock:
-            arrays = self._made(self.rule, max(self._held.capacity, capacity), self._alpha).memory()
+            arrays = self._new_priorities(self.rule, max(self._priorities.capacity, capacity), self._alpha).memory()
         return [
-            MemoryShare("sampler", f".{each.part}{each.key}", place, each.bytes, each.shape, each.dtype)
-            for each in shares_of(arrays, place)
+            Share("sampler", f".{share.part}{share.key}", place, share.bytes, share.shape, share.dtype)
+            for share in shares_of(arrays, place)
         ]
 
     # ------------------------------------------------------------------ draws
@@ -228,31 +226,31 @@ class PrioritizedSampler(DrawingSampler):
         """Slots, importance weights, and copies of `items` at these slots if the same program can read them."""
         size = stored(storage)
         with self._lock:
-            if size > self._held.size:
+            if size > self._priorities.size:
                 self.take_over(storage)  # rows that were not written through a buffer
-            elif size < self._held.size:
+            elif size < self._priorities.size:
                 raise RuntimeError(
-                    f"there are priorities of {self._held.size} items, and {size} items are stored: load a checkpoint of "
-                    "the whole buffer, or empty() it"
+                    f"there are priorities of {self._priorities.size} items, and {size} items are stored: load a checkpoint "
+                    "of the whole buffer, or empty() it"
                 )
             self._prepare(storage)
             lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-            return self._held.sample(key, count, size, self._beta, items, lanes)
+            return self._priorities.sample(key, count, size, self._beta, items, lanes)
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
         """The sum and the smallest of (priority + eps) ** alpha. Waits for the device of the priorities."""
         if not (size := len(storage)):
-            return Share(0, 0.0, beta=self.beta, highest=self.highest)
+            return ShardContents(0, 0.0, beta=self.beta, highest=self.highest)
         with self._lock:
             self.take_over(storage)
             self._prepare(storage)
-            return Share(size, *self._held.masses(), self.beta, highest=self.highest)
+            return ShardContents(size, *self._priorities.masses(), self.beta, highest=self.highest)
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray, storage: Storage) -> None:
         """Allow stored items to be drawn, or not. For subclasses with `_EXCLUDES`."""
         with self._lock:
             self._prepare(storage)
-            self._held.exclude(slots, allowed)
+            self._priorities.exclude(slots, allowed)
 
     def refuse_forked_child(self) -> None:
         if not self._process.is_here:
@@ -267,12 +265,12 @@ class PrioritizedSampler(DrawingSampler):
         if self._device is None and (device := self.placed_on(storage)) is not None:
             self._device = device
             if is_accelerator(device):
-                held = self._made(self.rule, self._held.capacity, self._alpha)
-                held.load(self._held.values)
-                self._replace(held)
-        if storage.max_size > self._held.capacity:
-            self._held.reserve(storage.max_size)
-            self._replace(self._held)
+                larger = self._new_priorities(self.rule, self._priorities.capacity, self._alpha)
+                larger.load(self._priorities.values)
+                self._replace(larger)
+        if storage.max_size > self._priorities.capacity:
+            self._priorities.reserve(storage.max_size)
+            self._replace(self._priorities)
 
     # ------------------------------------------------------------------ priorities
 
@@ -281,35 +279,35 @@ class PrioritizedSampler(DrawingSampler):
         self._lock.let_go()
 
     def before_write(self) -> dict[str, Any]:
-        return {"attributes": self.__dict__.copy(), "held": self._held.before_write()}
+        return {"attributes": self.__dict__.copy(), "priorities": self._priorities.before_write()}
 
     def put_back(self, before: dict[str, Any]) -> None:
         with self._lock:
             self.__dict__.update(before["attributes"])
-            self._held.put_back(before["held"])
+            self._priorities.put_back(before["priorities"])
 
     def reloaded(self, storage: Storage) -> None:
         self._keep(storage)
 
     def _keep(self, storage: Storage) -> None:
         """Keep the priorities in the file of the storage; start from those of an earlier process."""
-        if self._kept is not None and storage.priorities is self._kept:
+        if self._file is not None and storage.priorities is self._file:
             return
-        kept = storage.kept_priorities()
-        if kept is None or kept is self._kept:
+        file = storage.kept_priorities()
+        if file is None or file is self._file:
             return
-        self._kept = kept
-        if kept.bind(self) and not self._held.size and len(storage):
-            found = kept.read(len(storage))
-            given = good_priorities(found.given, self.rule.dtype)[0]
+        self._file = file
+        if file.bind(self) and not self._priorities.size and len(storage):
+            saved = file.read(len(storage))
+            values = good_priorities(saved.given, self.rule.dtype)[0]
             self._prepare(storage)
-            self._held.load(PriorityValues(given, found.highest, found.highest_slot))
+            self._priorities.load(PriorityValues(values, saved.highest, saved.highest_slot))
         else:
             self._keep_all()
 
     def _keep_all(self) -> None:
-        if self._kept is not None:
-            self._kept.give_all(self, self._held.values)
+        if self._file is not None:
+            self._file.give_all(self, self._priorities.values)
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give the items at index the default priority; entries of -1 are ignored.
@@ -327,28 +325,28 @@ class PrioritizedSampler(DrawingSampler):
             self._prepare(storage)
             if storage is not None:
                 self._keep(storage)
-                limit = min(self._held.capacity, len(storage))
+                limit = min(self._priorities.capacity, len(storage))
             else:
-                limit = self._held.size if had_storage else self._held.capacity
+                limit = self._priorities.size if had_storage else self._priorities.capacity
             if high >= limit:
                 raise IndexError(f"index {high} is out of range: {limit} items can have a priority")
-            if self._kept is None:
-                self._held.written(slots)
+            if self._file is None:
+                self._priorities.written(slots)
                 return
-            before = self._held.highest()
-            self._held.written(slots)
-            after = self._held.highest()
+            before = self._priorities.highest()
+            self._priorities.written(slots)
+            after = self._priorities.highest()
             if after == before:
-                self._kept.begin(self, slots, before[0])
+                self._file.begin(self, slots, before[0])
             else:
-                self._kept.give(self, slots, before[0], *after)
+                self._file.give(self, slots, before[0], *after)
 
     def take_over(self, storage: Storage) -> None:
         """Give stored items without a priority the default one."""
         with self._lock:
             self._keep(storage)
-        if len(storage) > self._held.size:
-            self.mark_update(np.arange(self._held.size, len(storage)), storage=storage)
+        if len(storage) > self._priorities.size:
+            self.mark_update(np.arange(self._priorities.size, len(storage)), storage=storage)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give stored items new priorities. Of equal indices the last wins; entries of -1 are ignored.
@@ -367,7 +365,7 @@ class PrioritizedSampler(DrawingSampler):
         """
         with self._lock:
             self._prepare(storage)
-            if self._kept is None and self._held.update_async(index, priority):
+            if self._file is None and self._priorities.update_async(index, priority):
                 return
         slots, low, high = flat_slots(index, storage)
         values, top = good_priorities(priority, self.rule.dtype)
@@ -375,10 +373,12 @@ class PrioritizedSampler(DrawingSampler):
         refuse_below(low)
         if high < 0:
             return
-        if high >= self._held.size:
-            raise IndexError(f"index {high} is out of range: {self._held.size} items are stored")
+        if high >= self._priorities.size:
+            raise IndexError(f"index {high} is out of range: {self._priorities.size} items are stored")
         if low < 0:
-            slots, values = slots[slots >= 0], values[slots >= 0]
+            is_slot = slots >= 0
+            slots = slots[is_slot]
+            values = values[is_slot]
             top = values.max()
         with self._lock:
             self._set(slots, values, top)
@@ -393,25 +393,25 @@ class PrioritizedSampler(DrawingSampler):
             raise
 
     def _change(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
-        self._held.update(slots, values, top)
-        if self._kept is not None:
-            self._kept.give(self, slots, values, *self._held.highest())
+        self._priorities.update(slots, values, top)
+        if self._file is not None:
+            self._file.give(self, slots, values, *self._priorities.highest())
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities in the dtype of the sampler. Raises the errors of `update_priority`."""
         return good_priorities(priority, self.rule.dtype)[0]
 
     def checks_later(self, priority: object) -> bool:
-        return self._kept is None and self._held.checks(priority)
+        return self._file is None and self._priorities.checks(priority)
 
     def raise_deferred(self) -> None:
         with self._lock:
-            self._held.raise_deferred()
+            self._priorities.raise_deferred()
 
     def _empty(self) -> None:
         with self._lock:
-            self._replace(self._made(self.rule, self._max_capacity, self._alpha))
-            self._kept = None
+            self._replace(self._new_priorities(self.rule, self._max_capacity, self._alpha))
+            self._file = None
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -422,7 +422,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def saved_state(self) -> dict[str, Any]:
         with self._lock:
-            return priority_states.saved(self._parameters(), self._held)
+            return priority_states.saved(self._parameters(), self._priorities)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, and the weights that follow from the priorities as "_sum_tree" and "_min_tree"."""
@@ -430,24 +430,27 @@ class PrioritizedSampler(DrawingSampler):
         return {**state, **as_tensors(priority_states.trees(as_arrays(state, self)))}
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        loaded = priority_states.checked(entries, options, self._parameters(), self._held)
+        loaded = priority_states.checked(entries, options, self._parameters(), self._priorities)
         entries.settle()  # raises before memory is allocated
         if loaded.values.given.size:
             self.refuse_forked_child()
-        held = self._made(loaded.rule, loaded.capacity, loaded.alpha)
-        held.load(loaded.values)
+        priorities = self._new_priorities(loaded.rule, loaded.capacity, loaded.alpha)
+        priorities.load(loaded.values)
 
         def put() -> None:
             with self._lock:
-                self.rule, self._alpha, self.beta, self.reduction = held.rule, held.alpha, loaded.beta, loaded.reduction
-                self._replace(held)
+                self.rule = priorities.rule
+                self._alpha = priorities.alpha
+                self.beta = loaded.beta
+                self.reduction = loaded.reduction
+                self._replace(priorities)
                 self._keep_all()
 
         return put
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
-            return {**super().__getstate__(), "_held": copy.copy(self._held), "_kept": None}
+            return {**super().__getstate__(), "_priorities": copy.copy(self._priorities), "_file": None}
 
     def __repr__(self) -> str:
         return (

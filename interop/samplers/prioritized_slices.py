@@ -11,11 +11,11 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.host.priorities import Priorities
 from interop.host.trajectories import Trajectories
 from interop.samplers.prioritized import PrioritizedSampler
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.samplers.slice_info import Slices
 from interop.samplers.slices import SliceSampler
 from interop.storages import Storage
@@ -96,12 +96,12 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     _EXCLUDES = True
 
-    def _replace(self, held: Priorities) -> None:
-        super()._replace(held)
+    def _replace(self, priorities: Priorities) -> None:
+        super()._replace(priorities)
         self._allow_all()
 
     def _allow_all(self) -> None:
-        self._known: tuple[Trajectories, int, int, int] | None = None  # index, need, length and time of `_items`
+        self._allowed_for: tuple[Trajectories, int, int, int] | None = None  # index, need, length and time of `_items`
         self._items: np.ndarray = np.zeros(0, np.int32)  # by slot: items of a slice from there, 0 where none begins
 
     def _forget(self) -> None:
@@ -123,7 +123,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         repeats: Any = length if counts is None else torch.from_numpy(counts).to(weights.device)
         return slices._replace(weights=weights.repeat_interleave(repeats))
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
         """The sum and the smallest of (priority + eps) ** alpha over the items that can begin a slice."""
         _, length = self._shape(batch_size)
         self._bind(storage)
@@ -131,9 +131,9 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             if self._eligible(storage, length):
                 self._allow(storage, self.trajectories(storage), length)
                 return dataclasses.replace(PrioritizedSampler.share(self, storage, 1), unit=length)
-        return Share(len(storage), 0.0, beta=self.beta, unit=length, highest=self.highest)
+        return ShardContents(len(storage), 0.0, beta=self.beta, unit=length, highest=self.highest)
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         priorities = PrioritizedSampler.memory_shares(self, storage, capacity)
         return [*priorities, *SliceSampler.memory_shares(self, storage, capacity)]
 
@@ -149,10 +149,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _allow(self, storage: Storage, index: Trajectories, length: int) -> None:
         """Exclude the items that cannot begin a slice. O(rows written since the last draw + length)."""
-        right, since = self.span[1], index.oldest
+        right = self.span[1]
+        since = index.oldest
         need = min(2, length) if right is True else length - int(right)
-        if self._known is not None and self._known[0] is index and self._known[1:3] == (need, length):
-            since = self._known[3]
+        if self._allowed_for is not None and self._allowed_for[0] is index and self._allowed_for[1:3] == (need, length):
+            since = self._allowed_for[3]
             if since == index.now:
                 return
         if len(storage) > len(self._items):
@@ -161,14 +162,16 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         slots, items = items_from(index, need, length, self.strict_length, since)
         changed = slots[(self._items[slots] > 0) != (items > 0)]
         self._items[slots] = items
-        self._known = index, need, length, index.now
+        self._allowed_for = index, need, length, index.now
         if changed.size:
             self.exclude(changed, self._items[changed] > 0, storage)
 
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key not in ("_of", "_known", "_items")}
+        return {
+            key: value for key, value in super().__getstate__().items() if key not in ("_of", "_allowed_for", "_items")
+        }
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"
@@ -181,15 +184,18 @@ def items_from(index: Trajectories, need: int, length: int, strict: bool, since:
     with the first stored item of a trajectory. `since` is the time of the last call. O((rows since + length) * lanes +
     trajectories).
     """
-    found = index.stored()
-    first, stop = np.maximum(found[:, 1], index.oldest), found[:, 2] + 1
-    grown, cut = (stop > since).nonzero()[0], (first == index.oldest).nonzero()[0]
-    which = np.concatenate([grown, cut])
+    trajectories = index.stored()
+    first = np.maximum(trajectories[:, 1], index.oldest)
+    stop = trajectories[:, 2] + 1
+    grown = (stop > since).nonzero()[0]
+    cut = (first == index.oldest).nonzero()[0]
+    numbers = np.concatenate([grown, cut])
     low = np.concatenate([np.maximum(first[grown], since - length), first[cut]])
     high = np.concatenate([stop[grown], np.minimum(first[cut] + length, stop[cut])])
     count = high - low
-    of = np.repeat(which, count)
+    of = np.repeat(numbers, count)
     times = np.arange(of.size) + np.repeat(low + count - count.cumsum(), count)
-    first, left = first[of], stop[of] - times
+    first = first[of]
+    left = stop[of] - times
     allowed = (left >= need) & (left + times - first >= length) if strict else (left >= need) | (times == first)
-    return index.slots_at(times, found[of, 0]), np.where(allowed, np.minimum(left, length), 0)
+    return index.slots_at(times, trajectories[of, 0]), np.where(allowed, np.minimum(left, length), 0)

@@ -26,9 +26,9 @@ class LoadedPriorities:
     values: PriorityValues
 
 
-def saved(parameters: Mapping[str, Any], held: Priorities) -> dict[str, Any]:
+def saved(parameters: Mapping[str, Any], priorities: Priorities) -> dict[str, Any]:
     """The tree of a checkpoint: parameters of the sampler, and the priorities as given."""
-    values = held.values
+    values = priorities.values
     slot = None if values.highest_slot < 0 else values.highest_slot
     own = {f"_{name}": value for name, value in parameters.items()}
     highest = {"_max_priority": [values.highest, slot], "_priorities": values.given}
@@ -37,18 +37,20 @@ def saved(parameters: Mapping[str, Any], held: Priorities) -> dict[str, Any]:
 
 def trees(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The documented entries that are computed from the others: weights, and weights for minima, of all slots."""
-    given = state["_priorities"]
-    sums = np.zeros(max(state["_max_capacity"], given.size), given.dtype)
-    minima = np.full_like(sums, np.finfo(given.dtype).max)
-    held = given >= 0
-    base = given[held] + given.dtype.type(state["_eps"])
+    values = state["_priorities"]
+    sums = np.zeros(max(state["_max_capacity"], values.size), values.dtype)
+    minima = np.full_like(sums, np.finfo(values.dtype).max)
+    has_item = values >= 0
+    base = values[has_item] + values.dtype.type(state["_eps"])
     with np.errstate(over="ignore"):
-        weight = np.where(base > 0, base ** given.dtype.type(state["_alpha"]), 0)
-    sums[: given.size][held] = minima[: given.size][held] = np.minimum(weight, np.finfo(given.dtype).max)
+        weight = np.where(base > 0, base ** values.dtype.type(state["_alpha"]), 0)
+    sums[: values.size][has_item] = minima[: values.size][has_item] = np.minimum(weight, np.finfo(values.dtype).max)
     return {"_sum_tree": sums, "_min_tree": minima}
 
 
-def checked(entries: Entries, options: LoadOptions, here: Mapping[str, Any], held: Priorities) -> LoadedPriorities:
+def checked(
+    entries: Entries, options: LoadOptions, here: Mapping[str, Any], priorities: Priorities
+) -> LoadedPriorities:
     """Check a saved tree against the parameters and priorities of the sampler that loads it.
 
     Without "_priorities" these are computed from the weights, (priority + eps) ** alpha.
@@ -64,48 +66,51 @@ def checked(entries: Entries, options: LoadOptions, here: Mapping[str, Any], hel
         entries.text(f"_{name}") if f"_{name}" in entries else here[name] for name in ("reduction", "new_items")
     )
     highest, slot = _highest(entries)
-    given = _priorities(entries, highest)
+    values = _priorities(entries, highest)
     if highest is None:
-        highest = float(given.max(initial=1.0))
-    if slot >= max(given.size, 1):
-        raise entries.wrong("_max_priority", f"the slot of one of {given.size} items", slot)
+        highest = float(values.max(initial=1.0))
+    if slot >= max(values.size, 1):
+        raise entries.wrong("_max_priority", f"the slot of one of {values.size} items", slot)
     slot = -1 if new_items == "highest_ever" else slot
     try:
-        rule = dataclasses.replace(held.rule, eps=eps)
+        rule = dataclasses.replace(priorities.rule, eps=eps)
         dataclasses.replace(rule, alpha=alpha, new_items=new_items)  # type: ignore[arg-type]  # this checks them
     except (TypeError, ValueError) as error:
         raise CheckpointCorrupt(f"the parameters of a prioritized sampler: {error}") from error
-    if given.dtype != np.dtype(rule.dtype) and not options.cast:
-        entries.refuse(f"its priorities are {given.dtype}, here they are {rule.dtype} (cast=True casts them)")
+    if values.dtype != np.dtype(rule.dtype) and not options.cast:
+        entries.refuse(f"its priorities are {values.dtype}, here they are {rule.dtype} (cast=True casts them)")
     with np.errstate(over="ignore"):
-        given, top = given.astype(rule.dtype), np.asarray(highest, rule.dtype)[()]
-    if not (np.isfinite(given).all() and np.isfinite(top)):
+        values = values.astype(rule.dtype)
+        top = np.asarray(highest, rule.dtype)[()]
+    if not (np.isfinite(values).all() and np.isfinite(top)):
         entries.refuse(f"its priorities are not finite in {rule.dtype}")
     if new_items != rule.new_items:
         entries.refuse(
             f"max_priority_within_buffer is {new_items == 'highest_stored'} there and "
             f"{rule.new_items == 'highest_stored'} here"
         )
-    elif new_items == "highest_ever" and given.size and given.max() > top:
+    elif new_items == "highest_ever" and values.size and values.max() > top:
         raise entries.wrong("_max_priority", "the highest of all priorities", highest)
     if "_capacity" in entries:  # in checkpoints of earlier versions
         entries.any("_capacity")
     most = entries.whole("_max_capacity", 1, 2**31 - 1) if "_max_capacity" in entries else here["max_capacity"]
-    if most != here["max_capacity"] and given.size > held.capacity:
+    if most != here["max_capacity"] and values.size > priorities.capacity:
         entries.refuse(
-            f"it has priorities of {given.size} items in a max_capacity of {most}, here max_capacity is "
+            f"it has priorities of {values.size} items in a max_capacity of {most}, here max_capacity is "
             f"{here['max_capacity']}"
         )
-    capacity = max(held.capacity, given.size)  # storages of several item dims hold a few items more than max_capacity
+    # Storages of several item dims hold a few items more than max_capacity.
+    capacity = max(priorities.capacity, values.size)
     for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps), ("reduction", reduction)):
         entries.parameter(name, value, here[name])
-    return LoadedPriorities(rule, capacity, alpha, beta, reduction, PriorityValues(given, float(top), slot))
+    return LoadedPriorities(rule, capacity, alpha, beta, reduction, PriorityValues(values, float(top), slot))
 
 
 def _highest(entries: Entries) -> tuple[float | None, int]:
     """The highest priority, and the slot of its item or -1. They are saved as numbers, arrays of one value, or None."""
     highest, slot = entries.items("_max_priority", 2)
-    top, at = np.asarray(1.0 if highest is None else highest), np.asarray(-1 if slot is None else slot)
+    top = np.asarray(1.0 if highest is None else highest)
+    at = np.asarray(-1 if slot is None else slot)
     fits = top.size == at.size == 1 and top.dtype.kind in "fiu" and at.dtype.kind in "iu"
     if not fits or not 0 <= top.item() < np.inf or at.item() < -1:
         raise entries.wrong("_max_priority", "a priority and the slot of its item", [highest, slot])
@@ -120,13 +125,13 @@ def _priorities(entries: Entries, highest: float | None) -> np.ndarray:
         if highest is None:
             return computed
         return np.where(np.isclose(computed, highest), computed.dtype.type(highest), computed)
-    found = entries.array("_priorities", shape=(None,))
-    if found.dtype not in _FLOATS:
-        raise entries.wrong("_priorities", "an array of float32 or float64", found)
-    given = np.array(found)
-    if given.size and not (((given >= 0) | (given == -1)) & (given < np.inf)).all():
-        raise entries.wrong("_priorities", "finite and at least 0, or -1", given)
-    return given
+    stored = entries.array("_priorities", shape=(None,))
+    if stored.dtype not in _FLOATS:
+        raise entries.wrong("_priorities", "an array of float32 or float64", stored)
+    values = np.array(stored)
+    if values.size and not (((values >= 0) | (values == -1)) & (values < np.inf)).all():
+        raise entries.wrong("_priorities", "finite and at least 0, or -1", values)
+    return values
 
 
 def _from_weights(entries: Entries) -> np.ndarray:
@@ -136,10 +141,12 @@ def _from_weights(entries: Entries) -> np.ndarray:
         raise entries.wrong("_sum_tree", "weights like those of the minima", sums)
     if not (np.isfinite(sums).all() and (sums >= 0).all()):
         raise entries.wrong("_sum_tree", "finite and at least 0", sums)
-    alpha, eps = entries.number("_alpha", 0), entries.number("_eps", 0)
-    held = minima < np.finfo(np.float32).max
-    count = int(np.flatnonzero(held)[-1]) + 1 if held.any() else 0
-    sums, held = sums[:count], held[:count]
+    alpha = entries.number("_alpha", 0)
+    eps = entries.number("_eps", 0)
+    has_item = minima < np.finfo(np.float32).max
+    count = int(np.flatnonzero(has_item)[-1]) + 1 if has_item.any() else 0
+    sums = sums[:count]
+    has_item = has_item[:count]
     with np.errstate(over="ignore", divide="ignore"):
-        given = np.maximum(sums.astype(np.float64) ** (1 / alpha) - eps, 0) if alpha else (sums > 0) * 1.0
-    return np.where(held, given, -1).astype(sums.dtype)
+        values = np.maximum(sums.astype(np.float64) ** (1 / alpha) - eps, 0) if alpha else (sums > 0) * 1.0
+    return np.where(has_item, values, -1).astype(sums.dtype)

@@ -69,7 +69,8 @@ class PromptGroupSampler(DrawingSampler):
         self._most = None if max_uses is None else whole("max_uses", max_uses)
         if self._most is not None and self._most > MOST_USES:
             raise ValueError(f"max_uses must be at most {MOST_USES}, got {max_uses}: None is no bound")
-        self._key, self._staleness = group_key, staleness
+        self._key = group_key
+        self._staleness = staleness
         self._process = None if self._most is None else OneProcess(_ONE_PROCESS)
         self._empty()
 
@@ -77,7 +78,7 @@ class PromptGroupSampler(DrawingSampler):
         self._groups = Groups(self._size, self._most)
         self._pending = _NONE  # slots of written rows whose ids were not read yet
         self._edits: int | None = None  # version of the ring whose edits were read; None to read all rows
-        self._kept: KeptUses | None = None
+        self._file: KeptUses | None = None
         self._words: np.ndarray | None = None  # of an earlier process, before the ids were read
         self.ran_out = False
 
@@ -116,13 +117,15 @@ class PromptGroupSampler(DrawingSampler):
         self.refuse_forked_child()
         size = stored(storage)
         self._sync(storage)
-        count, ready = batch_size // self._size, self._groups.ready
+        count = batch_size // self._size
+        ready = self._groups.ready
         if count > len(ready):
             raise RuntimeError(
                 f"Cannot sample {count} groups: {len(ready)} groups of {self._size} completions are ready, of {size} stored "
                 "items. Call extend() first, or use a smaller batch_size."
             )
-        rng, info = randomness.generator_of(key), dict[Any, Any]()
+        rng = randomness.generator_of(key)
+        info = dict[Any, Any]()
         if self._staleness is None:
             chosen = [ready[place] for place in rng.choice(len(ready), count, replace=False)]
         else:
@@ -190,20 +193,20 @@ class PromptGroupSampler(DrawingSampler):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the groups in the file of the storage; start from those of an earlier process at the next draw or write."""
-        if self._most is None or (self._kept is not None and storage.priorities is self._kept):
+        if self._most is None or (self._file is not None and storage.priorities is self._file):
             return
-        kept = storage.kept_uses()
-        if kept is None or kept is self._kept:
+        uses = storage.kept_uses()
+        if uses is None or uses is self._file:
             return
-        self._kept = kept
-        if kept.bind(self) and self._edits is None and len(storage):
-            self._words = kept.read(len(storage))
+        self._file = uses
+        if uses.bind(self) and self._edits is None and len(storage):
+            self._words = uses.read(len(storage))
         else:
             self._keep_changes(every=True)
 
     def _keep_changes(self, every: bool = False) -> None:
-        if self._kept is not None:
-            (self._kept.give_all if every else self._kept.give)(self, *self._groups.changes(every))
+        if self._file is not None:
+            (self._file.give_all if every else self._file.give)(self, *self._groups.changes(every))
 
     def _try_sync(self, storage: Storage) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
@@ -224,11 +227,12 @@ class PromptGroupSampler(DrawingSampler):
         """Read the ids of rows that were written or edited; the next call does where this one raises."""
         if self._words is not None:
             self._recall(storage, self._words)
-        groups, known = self._groups, self._groups.undoable
+        groups = self._groups
+        undoable = self._groups.undoable
         try:
             self._read_ids(storage)
         except BaseException:
-            groups.undo(known)
+            groups.undo(undoable)
             raise
 
     def _read_ids(self, storage: Storage) -> None:
@@ -239,11 +243,12 @@ class PromptGroupSampler(DrawingSampler):
         places = places[~np.isin(places, pending)] if places.size else places
         if places.size or pending.size:
             ids = ids_of(storage, self._key, np.concatenate((places, pending)))
-            slots, changed = places.tolist(), ids[: places.size]
-            others = self._groups.others(slots, changed)
-            self._groups.write([slots[at] for at in others], [changed[at] for at in others])
+            slots = places.tolist()
+            changed = ids[: places.size]
+            differing = self._groups.differing(slots, changed)
+            self._groups.write([slots[at] for at in differing], [changed[at] for at in differing])
             self._groups.write(pending.tolist(), ids[places.size :])
-        self._edits, self._pending = edits, _NONE
+        self._edits, self._pending = edits, _NONE  # one statement: no interrupt forgets rows that were not read
         self._keep_changes()
 
     def _recall(self, storage: Storage, words: np.ndarray) -> None:
@@ -253,7 +258,8 @@ class PromptGroupSampler(DrawingSampler):
             slots = np.roll(slots, -storage.ring.cursor * (slots.size // storage.filled_rows))
         slots = slots[(words[slots] > 0) & ~np.isin(slots, self._pending)]
         rows = zip(slots.tolist(), words[slots].tolist(), ids_of(storage, self._key, slots), strict=True)
-        self._groups, self._words = Groups.of_words(rows, self._size, self._most), None
+        self._groups = Groups.of_words(rows, self._size, self._most)
+        self._words = None
         self._keep_changes(every=True)
 
     # ------------------------------------------------------------------ where it can be used
@@ -291,18 +297,24 @@ class PromptGroupSampler(DrawingSampler):
         most = entries.parameter("max_uses", most, self._most)
         key = entries.parameter("group_key", a_key(entries, "group_key"), self._key)
         groups = Groups.restored(entries.fields("groups"), size, most)
-        pending, ran_out = integers(entries, "pending", None, 0, 2**48), entries.flag("ran_out")
+        pending = integers(entries, "pending", None, 0, 2**48)
+        ran_out = entries.flag("ran_out")
         members = loading_members(entries, [] if self._staleness is None else [self._staleness], options)
 
         def put() -> None:
             members()
-            self._size, self._most, self._key = size, most, key
-            self._groups, self._pending, self.ran_out, self._edits = groups, pending, ran_out, None
+            self._size = size
+            self._most = most
+            self._key = key
+            self._groups = groups
+            self._pending = pending
+            self.ran_out = ran_out
+            self._edits = None
 
         return put
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": None}
+        return {**super().__getstate__(), "_file": None}
 
     def __repr__(self) -> str:
         return (
@@ -320,18 +332,18 @@ _ONE_PROCESS = (
 def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[Id]:
     """The ids of items at flat slots. KeyError where they are not stored; TypeError or ValueError for other values."""
     try:
-        found = columns.read(storage, key, slots)
+        column = columns.read(storage, key, slots)
     except (KeyError, TypeError):  # it is not stored, or not as a tensor
         with contextlib.suppress(KeyError, TypeError):
             if (texts := columns.texts(storage, key, slots)) is not None:
                 return list[Id](texts)
         raise
-    if found.is_floating_point():  # whole floats, as columns that have passed through another library
-        as_integers = found.double().to(torch.int64)
-        found = as_integers if bool((as_integers == found.double()).all()) else found
-    if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
-        raise TypeError(f"group ids must be integers or texts, {key!r} holds {found.dtype}")
-    if found.numel() != slots.size:
-        raise ValueError(f"{key!r} must have one value an item, it has the shape {list(found.shape[1:])}")
-    ids: list[Id] = found.reshape(-1).tolist()
+    if column.is_floating_point():  # whole floats, as columns that have passed through another library
+        as_integers = column.double().to(torch.int64)
+        column = as_integers if bool((as_integers == column.double()).all()) else column
+    if column.dtype == torch.bool or column.is_floating_point() or column.is_complex():
+        raise TypeError(f"group ids must be integers or texts, {key!r} holds {column.dtype}")
+    if column.numel() != slots.size:
+        raise ValueError(f"{key!r} must have one value an item, it has the shape {list(column.shape[1:])}")
+    ids: list[Id] = column.reshape(-1).tolist()
     return ids

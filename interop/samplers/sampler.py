@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from fbuf import free_memory
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.checkpoint.state import Stateful, defined_outside
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
 from interop.data.index import as_tensor
 from interop.samplers.reservation import Reservation
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.storages import Storage
 from interop.writers import Writer
 
@@ -60,18 +60,19 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             key: random bits, [2] uint32: a key of JAX, or a seed for `numpy.random.default_rng`.
         """
         every: list[Sampler | Storage] = [self, storage]  # `random_index` of the storage draws, too
-        before = [each.buffer_generator for each in every]
-        seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
+        before = [component.buffer_generator for component in every]
+        seed = int(key.view(np.int64)[0])
+        generators = dict[torch.device, torch.Generator]()
         try:
-            for each, held in zip(every, before, strict=True):
-                device = torch.device("cpu") if held is None else held.device
-                if device not in made:
-                    made[device] = torch.Generator(device).manual_seed(seed)
-                each.buffer_generator = made[device]
+            for component, own in zip(every, before, strict=True):
+                device = torch.device("cpu") if own is None else own.device
+                if device not in generators:
+                    generators[device] = torch.Generator(device).manual_seed(seed)
+                component.buffer_generator = generators[device]
             return self.sample(storage, batch_size)
         finally:
-            for each, generator in zip(every, before, strict=True):
-                each.buffer_generator = generator
+            for component, generator in zip(every, before, strict=True):
+                component.buffer_generator = generator
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """`draw` with a key of the sampler's generator."""
@@ -143,7 +144,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """How many items can be drawn: the length of a buffer."""
         return len(storage)
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
         """The share of a storage in batches of this size over several buffers. Its lock is held.
 
         TypeError for a sampler that cannot draw such batches.
@@ -154,7 +155,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             "PrioritizedSliceSampler"
         )
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         """The memory of the sampler for a storage of `capacity` items, for a plan. Unknown in the base class."""
         return [host_share(f"of a {type(self).__name__}", None)]
 
@@ -243,11 +244,11 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, Any]:
     """Draw with a key: by `sample` if a subclass defines it, else by `draw`."""
     by_key = samples_by_key(sampler)
-    found = sampler.draw(storage, batch_size, key) if by_key else Sampler.draw(sampler, storage, batch_size, key)
-    if not (isinstance(found, tuple) and len(found) == 2 and hasattr(found[1], "items")):
+    drawn = sampler.draw(storage, batch_size, key) if by_key else Sampler.draw(sampler, storage, batch_size, key)
+    if not (isinstance(drawn, tuple) and len(drawn) == 2 and hasattr(drawn[1], "items")):
         name = f"{class_of(sampler)}.{'draw' if by_key else 'sample'}()"
-        raise TypeError(f"{name} must return (index, info), of which info is a dict, got {found!r:.200}")
-    index, info = found
+        raise TypeError(f"{name} must return (index, info), of which info is a dict, got {drawn!r:.200}")
+    index, info = drawn
     return as_tensor(index) if isinstance(index, list | range) else index, info
 
 
@@ -256,6 +257,6 @@ def samples_by_key(sampler: Sampler) -> bool:
     return type(sampler).sample is Sampler.sample
 
 
-def host_share(key: str, size: int | None) -> MemoryShare:
+def host_share(key: str, size: int | None) -> Share:
     """At most `size` bytes of host memory in a plan; None if unknown."""
-    return MemoryShare("sampler", key, free_memory.HOST, size, counts="always" if size is None else "at most")
+    return Share("sampler", key, free_memory.HOST, size, counts="always" if size is None else "at most")

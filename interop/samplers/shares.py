@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Share:
+class ShardContents:
     """The contents of one shard at one moment, in plain numbers."""
 
     size: int  # stored items
@@ -18,3 +18,6 @@ class Share:
     shuffle: bool = True
     version: int = 0  # another one where an epoch must begin although `mass` is the same
     highest: float | None = None  # the highest priority ever given; None where new items do not get it
+
+
+Share = ShardContents  # the name that interop/remote uses

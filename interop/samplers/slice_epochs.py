@@ -10,7 +10,7 @@ from torch import Tensor
 from interop.data import randomness
 from interop.host.epochs import Epoch, EpochState
 from interop.host.trajectories import Trajectories
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.samplers.slice_info import Slices
 from interop.samplers.slices import SliceSampler
 from interop.samplers.without_replacement import SamplerWithoutReplacement
@@ -81,10 +81,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self._source.version != self._version:
             if self._version is not None:
                 self._epoch.begin_anew()  # reserved slices are stale: their rows may hold other items now
-            self._version, self._order = self._source.version, None
+            self._order = None
+            self._version = self._source.version
         return index
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
         """The trajectories of which one slice each is drawn in an epoch."""
         return self._in_epochs(super().share(storage, batch_size), self._source.version)
 
@@ -98,21 +99,24 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
         index = self.trajectories(storage)
-        found = self._candidates(index, length)
-        positions = self._take(count, len(found), key)
+        trajectories = self._candidates(index, length)
+        positions = self._take(count, len(trajectories), key)
         if not self.shuffle:  # lane by lane, by the oldest stored row
-            if self._order is None or self._order.size != len(found):
-                self._order = np.lexsort((index.rows_at(np.maximum(found[:, 1], index.oldest)), found[:, 0]))
+            if self._order is None or self._order.size != len(trajectories):
+                self._order = np.lexsort(
+                    (index.rows_at(np.maximum(trajectories[:, 1], index.oldest)), trajectories[:, 0])
+                )
             positions = self._order[positions]
         shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)
-        return self._within(index, found.take(positions, 0), shares, length)
+        return self._within(index, trajectories.take(positions, 0), shares, length)
 
     # ------------------------------------------------------------------ checkpoints
 
     def _epoch_state(self) -> EpochState:
         """The state of a new epoch where trajectories have changed since the last draw."""
-        state, known = super()._epoch_state(), self._version
-        if known is None or (self._source.refresh() and self._source.version == known):
+        state = super()._epoch_state()
+        version = self._version
+        if version is None or (self._source.refresh() and self._source.version == version):
             return state
         return state._replace(position=0, over=False)
 

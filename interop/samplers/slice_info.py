@@ -46,7 +46,8 @@ class Slices(NamedTuple):
             slots, begins = index.windows(start, lane, length)
             return cls(slots.reshape(-1), length, begins)
         steps = np.minimum(np.arange(length), lengths[:, None] - 1)
-        slots, mask = index.slots_at(start[:, None] + steps, lane[:, None]), np.arange(length) < lengths[:, None]
+        slots = index.slots_at(start[:, None] + steps, lane[:, None])
+        mask = np.arange(length) < lengths[:, None]
         if not pad:
             return cls(slots[mask], length, None, lengths)
         return cls(slots.reshape(-1), length, None, lengths, mask.reshape(-1))
@@ -64,16 +65,16 @@ class Slices(NamedTuple):
         """bool [n, 1]: the last slot of each slice that is no padding."""
         if self.lengths is None:
             return _ends(self.slots.size, self.length).copy()
-        found = np.zeros((self.slots.size, 1), np.bool_)
-        found[self.first() + self.lengths - 1] = True
-        return found
+        flags = np.zeros((self.slots.size, 1), np.bool_)
+        flags[self.first() + self.lengths - 1] = True
+        return flags
 
 
 @functools.lru_cache(16)
 def _ends(size: int, length: int) -> np.ndarray:
-    found = np.zeros((size, 1), np.bool_)
-    found[length - 1 :: length] = True
-    return found
+    flags = np.zeros((size, 1), np.bool_)
+    flags[length - 1 :: length] = True
+    return flags
 
 
 class SliceInfo:
@@ -89,9 +90,11 @@ class SliceInfo:
     def of(self, storage: Storage, slices: Slices, runs: Runs | None = None) -> dict[Any, Any]:
         """Flags by key, bool [n, 1]; [n, ...] where items have several. `runs` reads the rows of the storage. O(slots)."""
         info: dict[Any, Any] = {}
-        found = self._stored(storage, slices, runs)
+        columns = self._stored(storage, slices, runs)
         if self._truncated is not None:
-            last, done, terminated = slices.last(), found[0], found[1]
+            last = slices.last()
+            done = columns[0]
+            terminated = columns[1]
             if done is None:
                 done = last.copy()
             else:
@@ -103,7 +106,7 @@ class SliceInfo:
             )
         if slices.mask is not None:
             info[_MASK] = torch.from_numpy(slices.mask)
-        if (begun := found[-1]) is not None:
+        if (begun := columns[-1]) is not None:
             begun[slices.first()] = True
             info[_INIT] = torch.from_numpy(begun)
         if slices.weights is not None:
@@ -112,24 +115,24 @@ class SliceInfo:
 
     def _stored(self, storage: Storage, slices: Slices, runs: Runs | None) -> list[np.ndarray | None]:
         """Copies of the stored flags of the slots, bool [n, ...], [n, 1] for ends; None for flags that are not stored."""
-        slots, found = slices.slots, list[Any]()
+        slots = slices.slots
+        stored_flags = list[Any]()
         if runs is not None and slices.begins is not None:  # half the time of a gather
             assert isinstance(storage, TensorStorage) and storage.table.layout is not None
             places = storage.table.layout.places
             for path in self._paths:
                 place = places.get(path)
-                found.append(None if place is None else runs.one(place, slices.begins, slices.length, slots))
+                stored_flags.append(None if place is None else runs.one(place, slices.begins, slices.length, slots))
         elif (arrays := storage.host_columns(self._paths)) is not None:
-            found += [
-                None if each is None else each.take(slots, 0, mode="clip") for each in arrays
-            ]  # others copy twice
+            # Other modes of `take` copy twice.
+            stored_flags += [None if array is None else array.take(slots, 0, mode="clip") for array in arrays]
         else:
             for path in self._paths:
                 stored = columns.has(storage, path)
-                found.append(columns.read(storage, path, slots).to(torch.bool).cpu().numpy() if stored else None)
-        for at, flags in enumerate(found):
+                stored_flags.append(columns.read(storage, path, slots).to(torch.bool).cpu().numpy() if stored else None)
+        for at, flags in enumerate(stored_flags):
             if flags is not None and (flags.ndim != 2 or flags.dtype != np.bool_):
                 flags = flags.astype(np.bool_)
                 is_single = self._paths[at] != (_INIT,) and math.prod(flags.shape) == len(slots)
-                found[at] = flags.reshape(-1, 1) if is_single else flags
-        return found
+                stored_flags[at] = flags.reshape(-1, 1) if is_single else flags
+        return stored_flags

@@ -9,7 +9,7 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.checkpoint.state import Entries, LoadOptions
 from interop.data import randomness
 from interop.data.arguments import whole
@@ -20,7 +20,7 @@ from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler, unravel
 from interop.samplers.sampler import host_share
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.samplers.slice_info import SliceInfo, Slices
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
@@ -91,20 +91,23 @@ class SliceSampler(DrawingSampler):
             raise TypeError(f"compile must be a bool or a dict, got {type(compile).__name__}")
         self.num_slices = None if num_slices is None else whole("num_slices", num_slices)
         self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
-        self._end_key, self._traj_key = checked_key("end_key", end_key), checked_key("traj_key", traj_key)
-        self.end_keys = None if end_keys is None else [checked_key("end_keys", each) for each in end_keys]
+        self._end_key = checked_key("end_key", end_key)
+        self._traj_key = checked_key("traj_key", traj_key)
+        self.end_keys = None if end_keys is None else [checked_key("end_keys", key) for key in end_keys]
         self.truncated_key = checked_key("truncated_key", truncated_key)
-        self.cache_values, self.strict_length = bool(cache_values), bool(strict_length)
+        self.cache_values = bool(cache_values)
+        self.strict_length = bool(strict_length)
         self.pad_output = bool(pad_output)
-        self.compile, self.use_gpu = compile, use_gpu
+        self.compile = compile
+        self.use_gpu = use_gpu
         self.span = _pair(span)
         if self.slice_len is not None:
             self._check_span(self.slice_len)
-        self._given = ends, trajectories
+        self._static_markers = ends, trajectories
         self.only_named_keys = bool(only_named_keys)
         if self.is_static and not cache_values:
             raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
-        if self.is_static and any(each is not None for each in (end_key, end_keys, traj_key)):
+        if self.is_static and any(key is not None for key in (end_key, end_keys, traj_key)):
             raise RuntimeError("ends and trajectories say where trajectories end: give neither end_key nor traj_key")
         self._forget()
 
@@ -112,7 +115,7 @@ class SliceSampler(DrawingSampler):
         """Drop the index of trajectories and all else that was computed for a storage."""
         self._source: StoredTrajectories | GivenTrajectories
         if self.is_static:
-            self._source = GivenTrajectories(*self._given)
+            self._source = GivenTrajectories(*self._static_markers)
         else:
             ends = self.end_keys if self._end_key is None else [self._end_key]
             keys = TrajectoryKeys.chosen(self._traj_key, ends, self.only_named_keys)
@@ -147,23 +150,23 @@ class SliceSampler(DrawingSampler):
     @property
     def is_static(self) -> bool:
         """Whether `ends` or `trajectories` were given, for a storage that is not written any more."""
-        return any(each is not None for each in self._given)
+        return any(marker is not None for marker in self._static_markers)
 
     @property
     def traj_key(self) -> Any:
         """The entry of trajectory ids: the named one, or the one that the last draw found; None for none."""
         keys = self.boundary_keys
-        if self._traj_key is not None or keys is None or not keys.found.ids:
+        if self._traj_key is not None or keys is None or not keys.stored_keys.ids:
             return self._traj_key
-        return as_key(keys.found.ids[0])
+        return as_key(keys.stored_keys.ids[0])
 
     @property
     def end_key(self) -> Any:
         """The entry that marks ends: the named one, or the one that the last draw found; None for none."""
         keys = self.boundary_keys
-        if self._end_key is not None or self.end_keys is not None or keys is None or not keys.found.ends:
+        if self._end_key is not None or self.end_keys is not None or keys is None or not keys.stored_keys.ends:
             return self._end_key
-        return as_key(keys.found.ends[0])
+        return as_key(keys.stored_keys.ends[0])
 
     @property
     def boundary_keys(self) -> BoundaryKeys | None:
@@ -196,24 +199,25 @@ class SliceSampler(DrawingSampler):
         if not isinstance(rows, TorchRows) or rows.runs is None:
             return None
         self._last = slices = self._slices(storage, *self._shape(batch_size), key)
-        info, slots = self._info.of(storage, slices, rows.runs), torch.from_numpy(slices.slots)
+        info = self._info.of(storage, slices, rows.runs)
+        slots = torch.from_numpy(slices.slots)
         info["index"] = self.index_of(slots, storage)
         return read_batch(storage, slots, (slices.begins, slices.length), info, marks)
 
     def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
         """`count` slices of this length."""
         index = self._source.of(storage)
-        found = self._candidates(index, length)
+        trajectories = self._candidates(index, length)
         shares = randomness.generator_of(key).random(2 * count)
-        chosen = found.take((shares[:count] * len(found)).astype(np.int64), 0)
+        chosen = trajectories.take((shares[:count] * len(trajectories)).astype(np.int64), 0)
         return self._within(index, chosen, shares[count:], length)
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
         """The trajectories that slices of a batch of this size can be drawn from."""
         _, length = self._shape(batch_size)
-        return Share(len(storage), float(self._eligible(storage, length)), unit=length)
+        return ShardContents(len(storage), float(self._eligible(storage, length)), unit=length)
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         return [host_share("where trajectories start and stop", None)]
 
     def slice_lengths(self) -> np.ndarray | None:
@@ -241,19 +245,19 @@ class SliceSampler(DrawingSampler):
         return self.num_slices, length
 
     def _check_span(self, length: int) -> None:
-        if any(each is not True and each >= length for each in self.span):
+        if any(most is not True and most >= length for most in self.span):
             raise ValueError(f"span={self.span} must be less than the length of slices, {length}")
 
     def _candidates(self, index: Trajectories, length: int) -> np.ndarray:
         """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
-        found = index.stored(length if self.strict_length else 1)
-        if not len(found):
-            known = index.lengths()
+        trajectories = index.stored(length if self.strict_length else 1)
+        if not len(trajectories):
+            lengths = index.lengths()
             raise RuntimeError(
-                f"no stored trajectory is long enough: their lengths are {known.min()} to {known.max()}, slices need "
+                f"no stored trajectory is long enough: their lengths are {lengths.min()} to {lengths.max()}, slices need "
                 f"{length}. Use shorter slices, or strict_length=False"
             )
-        return found
+        return trajectories
 
     def _within(self, index: Trajectories, chosen: np.ndarray, shares: np.ndarray, length: int) -> Slices:
         """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
@@ -265,7 +269,7 @@ class SliceSampler(DrawingSampler):
             if self.strict_length or starts.item(starts.argmin()) > 0:
                 slots, begins = index.windows(first + (shares * starts).astype(np.int64), lane, length)
                 return Slices(slots.reshape(-1), length, begins)
-        left, right = (length - 1 if each is True else int(each) for each in self.span)
+        left, right = (length - 1 if most is True else int(most) for most in self.span)
         room = np.minimum(np.maximum(last - first - (length - 1), 0) + right, last - first)
         start = first + (shares * (room + (left + 1))).astype(np.int64) - left
         begin = np.maximum(start, first)
@@ -307,7 +311,7 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
     if isinstance(span, tuple | list) and len(span) != 2:
         raise ValueError(f"span must be a bool, an int, or a pair of these, got {span!r}")
     left, right = span if isinstance(span, tuple | list) else (span, span)
-    for each in (left, right):
-        if not isinstance(each, bool):
-            whole("span", each, least=0)
+    for most in (left, right):
+        if not isinstance(most, bool):
+            whole("span", most, least=0)
     return left, right

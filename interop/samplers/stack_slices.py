@@ -1,6 +1,11 @@
 """Slices that become stacks of frames: a batch of n items is drawn as n slices."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from tensordict.utils import NestedKey
+from torch import Tensor
 
 from interop.samplers.slices import SliceSampler
 
@@ -12,11 +17,44 @@ class StackSampler(SliceSampler):
 
     Args:
         stack: steps of a slice.
-        **options: as for `SliceSampler`, without `num_slices` and `slice_len`.
+
+    The other arguments are those of `SliceSampler`.
     """
 
-    def __init__(self, stack: int, **options: Any) -> None:
-        super().__init__(slice_len=stack, **options)
+    def __init__(
+        self,
+        stack: int,
+        *,
+        end_key: NestedKey | None = None,
+        end_keys: Sequence[Any] | None = None,
+        traj_key: NestedKey | None = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: bool | int | Sequence[bool | int] = False,
+        use_gpu: bool | torch.device | str | None = False,
+        only_named_keys: bool = False,
+    ) -> None:
+        super().__init__(
+            slice_len=stack,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+            pad_output=pad_output,
+            compile=compile,
+            span=span,
+            use_gpu=use_gpu,
+            only_named_keys=only_named_keys,
+        )
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         assert self.slice_len is not None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
 from interop.data import randomness
 from interop.data.arguments import whole
@@ -49,7 +49,7 @@ class StalenessAwareSampler(DrawingSampler):
         self.consumer_version = 0
         self.staleness_weight_fn = staleness_weight_fn
         self.version_key = version_key
-        self._known: _Known | None = None
+        self._cached: _Cached | None = None
 
     @property
     def max_staleness(self) -> int:
@@ -84,29 +84,29 @@ class StalenessAwareSampler(DrawingSampler):
     # ------------------------------------------------------------------ draws
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Tensor, dict[Any, Any]]:
-        known = self._known_of(storage)
-        slots = known.weighed.draw(batch_size, randomness.generator_of(key))
-        staleness = torch.from_numpy(known.staleness[slots].astype(np.float32))
+        cached = self._current(storage)
+        slots = cached.weighed.draw(batch_size, randomness.generator_of(key))
+        staleness = torch.from_numpy(cached.staleness[slots].astype(np.float32))
         return torch.from_numpy(slots), {"staleness": staleness}
 
-    def _known_of(self, storage: Storage) -> "_Known":
+    def _current(self, storage: Storage) -> "_Cached":
         """The weights of all items; computed anew after a change, also by other processes."""
         stored(storage)
         computed_at = (counts_of(storage), self._consumer_version, self._max_staleness, self.staleness_weight_fn)
-        known = self._known
-        if known is None or known.storage() is not storage or known.computed_at != computed_at:
+        cached = self._cached
+        if cached is None or cached.storage() is not storage or cached.computed_at != computed_at:
             staleness = self.staleness_of(storage)
-            self._known = known = _Known(weakref.ref(storage), computed_at, staleness, self.weighed(staleness))
-        return known
+            self._cached = cached = _Cached(weakref.ref(storage), computed_at, staleness, self.weighed(staleness))
+        return cached
 
-    def weighed(self, staleness: np.ndarray, what: str = "items") -> "Weighed":
+    def weighed(self, staleness: np.ndarray, noun: str = "items") -> "Weighed":
         """The weights of items or groups of this staleness, [n > 0]. RuntimeError where none can be drawn."""
         fresh: Any = slice(None)
         if self._max_staleness >= 0:
             fresh = np.flatnonzero(staleness <= self._max_staleness)
             if not fresh.size:
                 raise RuntimeError(
-                    f"all {staleness.size} {what} are staler than max_staleness={self._max_staleness} at "
+                    f"all {staleness.size} {noun} are staler than max_staleness={self._max_staleness} at "
                     f"consumer_version={self._consumer_version}: increase max_staleness, or collect with newer policies"
                 )
         weights = np.zeros(staleness.size)
@@ -114,10 +114,10 @@ class StalenessAwareSampler(DrawingSampler):
         with np.errstate(over="ignore"):
             sums = np.cumsum(weights)
         if not np.isfinite(sums[-1]):
-            raise ValueError(f"the weights of all {what} add up to more than a float can hold: scale them down")
+            raise ValueError(f"the weights of all {noun} add up to more than a float can hold: scale them down")
         heavy = np.flatnonzero(weights)
         if not heavy.size:
-            raise RuntimeError(f"staleness_weight_fn gives each of {staleness.size} {what} the weight zero")
+            raise RuntimeError(f"staleness_weight_fn gives each of {staleness.size} {noun} the weight zero")
         return Weighed(weights, sums, heavy)
 
     def staleness_of(self, storage: Storage, slots: np.ndarray | None = None) -> np.ndarray:
@@ -125,19 +125,19 @@ class StalenessAwareSampler(DrawingSampler):
         shape = (len(storage),) if slots is None else slots.shape
         try:
             if slots is None:
-                held = columns.whole(storage, self.version_key)
+                column = columns.whole(storage, self.version_key)
             else:
-                held = columns.read(storage, self.version_key, slots)
+                column = columns.read(storage, self.version_key, slots)
         except KeyError as error:
             raise KeyError(
                 f"there is no {self.version_key!r} in the stored items: have the collector write the version of its policy"
             ) from error
-        if held.dtype == torch.bool or held.is_complex():
-            raise TypeError(f"versions must be numbers, {self.version_key!r} holds {held.dtype}")
-        if held.numel() != np.prod(shape):
-            found = list(held.shape[len(shape) :])
-            raise ValueError(f"{self.version_key!r} must have one value an item, it has the shape {found}")
-        versions = (held.double() if held.is_floating_point() else held.long()).reshape(shape).cpu().numpy()
+        if column.dtype == torch.bool or column.is_complex():
+            raise TypeError(f"versions must be numbers, {self.version_key!r} holds {column.dtype}")
+        if column.numel() != np.prod(shape):
+            item_shape = list(column.shape[len(shape) :])
+            raise ValueError(f"{self.version_key!r} must have one value an item, it has the shape {item_shape}")
+        versions = (column.double() if column.is_floating_point() else column.long()).reshape(shape).cpu().numpy()
         if not np.isfinite(versions).all():
             raise ValueError(f"versions must be finite, {self.version_key!r} holds others")
         staleness: np.ndarray = self._consumer_version - versions
@@ -147,26 +147,26 @@ class StalenessAwareSampler(DrawingSampler):
         """Finite weights of at least 0."""
         if self.staleness_weight_fn is None:
             return 1 / (staleness + 1.0)
-        found = self.staleness_weight_fn(torch.from_numpy(staleness))
-        if not isinstance(found, Tensor) or found.is_complex() or found.shape != staleness.shape:
-            what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"staleness_weight_fn must give a tensor of {staleness.size} weights, got {what}")
-        weights = found.detach().double().cpu().numpy()
+        result = self.staleness_weight_fn(torch.from_numpy(staleness))
+        if not isinstance(result, Tensor) or result.is_complex() or result.shape != staleness.shape:
+            came = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(f"staleness_weight_fn must give a tensor of {staleness.size} weights, got {came}")
+        weights = result.detach().double().cpu().numpy()
         if not (weights.min() >= 0 and weights.max() < np.inf):  # a NaN is neither
             at = int((~((weights >= 0) & (weights < np.inf))).argmax())
             raise ValueError(f"weights must be finite and at least 0, staleness {staleness[at]} has {weights[at]}")
         return weights
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         return [host_share("rows, staleness, weights and sums", 5 * 8 * capacity)]
 
     # ------------------------------------------------------------------ what changes
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        self._known = None
+        self._cached = None
 
     def _empty(self) -> None:
-        self._known = None
+        self._cached = None
 
     def saved_state(self) -> dict[str, Any]:
         return {
@@ -181,12 +181,15 @@ class StalenessAwareSampler(DrawingSampler):
         key = entries.parameter("version_key", a_key(entries, "version_key"), self.version_key)
 
         def put() -> None:
-            self.consumer_version, self.max_staleness, self.version_key, self._known = version, most, key, None
+            self.consumer_version = version
+            self.max_staleness = most
+            self.version_key = key
+            self._cached = None
 
         return put
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_known": None}
+        return {**super().__getstate__(), "_cached": None}
 
     def __repr__(self) -> str:
         return (
@@ -216,17 +219,18 @@ class Weighed(NamedTuple):
         is_left = np.ones(self.weights.size, bool)
         is_left[chosen] = False
         left = self.heavy[is_left[self.heavy]]
-        times, wanted = rng.exponential(size=left.size) / self.weights[left], count - chosen.size
-        first = np.argpartition(times, wanted - 1)[:wanted]
+        times = rng.exponential(size=left.size) / self.weights[left]
+        missing = count - chosen.size
+        first = np.argpartition(times, missing - 1)[:missing]
         return np.concatenate((chosen, left[first[np.argsort(times[first])]]))
 
     def _find(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Places drawn independently in proportion to the weights."""
-        found = np.searchsorted(self.sums, rng.random(count) * self.sums[-1], side="right")
-        return np.minimum(found, self.heavy[-1])  # a product may round up to the sum of all
+        slots = np.searchsorted(self.sums, rng.random(count) * self.sums[-1], side="right")
+        return np.minimum(slots, self.heavy[-1])  # a product may round up to the sum of all
 
 
-class _Known(NamedTuple):
+class _Cached(NamedTuple):
     """The weights of the items of a storage at one moment."""
 
     storage: Callable[[], Storage | None]

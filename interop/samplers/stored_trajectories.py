@@ -28,7 +28,8 @@ class StoredTrajectories:
         self.index = Trajectories(1)
         self._of: weakref.ref[Storage] | None = None
         self._counts = 0, 0, 0  # of the ring at the last update
-        self._capacity, self._filled = 1, 0  # rows at most, and rows stored at the last update
+        self._capacity = 1  # rows at most
+        self._filled = 0  # rows stored at the last update
         self._markers = Markers.empty(0, 1, 0)
         self._now = 0  # rows read; the row of time t is t % capacity
         self._recent = RecentItems()
@@ -39,22 +40,30 @@ class StoredTrajectories:
 
         RuntimeError for an empty storage; RuntimeError or TypeError where it does not say where trajectories end.
         """
-        same, counts, layout = self._of is not None and self._of() is storage, storage.ring.counts, storage.item_layout
+        same = self._of is not None and self._of() is storage
+        counts = storage.ring.counts
+        layout = storage.item_layout
         same = same and layout is self._layout
         if same and counts == self._counts and (storage.tracks_writes or self._is_as_read(storage)):
             return self.index
-        size, filled, capacity = stored(storage), storage.filled_rows, storage.row_capacity(None)
-        lanes, count = size // filled, counts[0] - self._counts[0]
+        size = stored(storage)
+        filled = storage.filled_rows
+        capacity = storage.row_capacity(None)
+        lanes = size // filled
+        count = counts[0] - self._counts[0]
         same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self.index.lanes)
         follows = same and self._only_continued(storage, count) and self._has_the_same_keys(storage)
         self._of = None  # an update that raises is made anew by the next call
-        self._counts, self._filled = counts, filled
+        self._counts = counts
+        self._filled = filled
         if not follows:
             self.keys.find(storage)
             self._now = storage.ring.cursor if filled == capacity else 0
-            self.index, self._capacity = Trajectories(capacity, lanes, self._now), capacity
-            self._markers = Markers.empty(0, lanes, len(self.keys.found.ids))
-            self._recent, self._layout = RecentItems(), layout
+            self.index = Trajectories(capacity, lanes, self._now)
+            self._capacity = capacity
+            self._markers = Markers.empty(0, lanes, len(self.keys.stored_keys.ids))
+            self._recent = RecentItems()
+            self._layout = layout
             self._read(storage, filled, True)
         elif count:
             self._read(storage, count, False)
@@ -74,19 +83,20 @@ class StoredTrajectories:
 
     def _only_continued(self, storage: Storage, count: int) -> bool:
         """Whether `count` rows behind the newest known one were written, and no marker of another row has changed."""
-        ring, known = storage.ring, self._counts[2]
+        ring = storage.ring
+        version = self._counts[2]
         if count >= self._capacity or (count and (self._now + count - ring.cursor) % self._capacity):
             return False
-        edited = [] if ring.version == known else ring.since(known)
+        edited = [] if ring.version == version else ring.since(version)
         return edited is not None and all(self._has_markers(storage, rows, count) for rows in edited)
 
     def _has_the_same_keys(self, storage: Storage) -> bool:
         """Whether the entries that mark trajectories are those of the last update. Items of a list may differ."""
         if storage.item_layout is not None:
             return True
-        before = self.keys.found
+        before = self.keys.stored_keys
         self.keys.find(storage)
-        return self.keys.found == before
+        return self.keys.stored_keys == before
 
     def _has_markers(self, storage: Storage, rows: Any, count: int = 0) -> bool:
         """Whether the known rows among these, without the next `count` ones, have the markers that were read."""
@@ -97,46 +107,50 @@ class StoredTrajectories:
 
     def _is_as_read(self, storage: Storage) -> bool:
         """Whether the markers of all rows are unchanged. O(all rows)."""
-        before = self._filled, self.keys.found
+        before = self._filled, self.keys.stored_keys
         self.keys.find(storage)
-        return (storage.filled_rows, self.keys.found) == before and self._has_markers(storage, slice(None))
+        return (storage.filled_rows, self.keys.stored_keys) == before and self._has_markers(storage, slice(None))
 
     def _read(self, storage: Storage, count: int, first: bool) -> None:
         """Enter the next `count` rows; `first` says that these are all rows."""
-        now, capacity, lanes = self._now, self._capacity, self.index.lanes
-        start, stop = now % capacity, now % capacity + count
+        now = self._now
+        capacity = self._capacity
+        lanes = self.index.lanes
+        start = now % capacity
+        stop = now % capacity + count
         rows = slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
-        found = self.keys.read(storage, rows, lanes)
-        if (known := len(self._markers.flags)) < (need := min(stop, capacity)):
-            self._markers = self._markers.resized(min(max(need, 2 * known), capacity))
+        new_markers = self.keys.read(storage, rows, lanes)
+        if (size := len(self._markers.flags)) < (need := min(stop, capacity)):
+            self._markers = self._markers.resized(min(max(need, 2 * size), capacity))
         if first:
-            starts = markers.starts(found)
+            starts = markers.starts(new_markers)
             starts[self._breaks(storage)] = True
         else:
             before = (start - 1) % capacity
-            starts = markers.starts(found, self._markers.at(slice(before, before + 1)))
-        self._markers.put(rows, found)
+            starts = markers.starts(new_markers, self._markers.at(slice(before, before + 1)))
+        self._markers.put(rows, new_markers)
         self._now = now + count
         self.version += 1
         interleaved = self.index.is_interleaved
-        if self.keys.found.ids and storage.ndim == 1 and not interleaved:
-            interleaved = self._recent.interleave(found, int(np.count_nonzero(starts)))
+        if self.keys.stored_keys.ids and storage.ndim == 1 and not interleaved:
+            interleaved = self._recent.interleave(new_markers, int(np.count_nonzero(starts)))
         if not interleaved:
             self.index.written(starts)
             return
         rows = np.arange(self._now - self._filled, self._now) % capacity
-        held, breaks = self._markers.at(rows), self._breaks(storage)
-        last = markers.previous(held, breaks)
+        all_markers = self._markers.at(rows)
+        breaks = self._breaks(storage)
+        last = markers.previous(all_markers, breaks)
         if ((last >= 0) & (last < np.arange(-1, len(last) - 1))).any():
-            self.index = Trajectories.interleaved(rows, held, last)
+            self.index = Trajectories.interleaved(rows, all_markers, last)
             return
         # The interleaved rows were overwritten.
-        starts = markers.starts(held)
+        starts = markers.starts(all_markers)
         starts[breaks] = True
         self.index = Trajectories(capacity, 1, self._now - self._filled)
         self.index.written(starts)
         self._recent = RecentItems()
-        self._recent.interleave(held, int(np.count_nonzero(starts)))
+        self._recent.interleave(all_markers, int(np.count_nonzero(starts)))
 
     def _breaks(self, storage: Storage) -> np.ndarray:
         """The stored rows, counted from the oldest, that do not continue the row before them."""
@@ -158,12 +172,12 @@ class GivenTrajectories:
     version = 1
 
     def __init__(self, ends: Any, trajectories: Any) -> None:
-        given = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
-        if (ends is not None and trajectories is not None) or given.ndim != 1 or not given.numel():
-            raise RuntimeError(f"give one of ends and trajectories, of shape [items], got shape {list(given.shape)}")
-        if given.is_complex() or (ends is not None and given.dtype != torch.bool):
-            raise TypeError(f"ends must be bool and trajectories integers, got {given.dtype}")
-        values = (given.double() if given.is_floating_point() else given).numpy()
+        column = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
+        if (ends is not None and trajectories is not None) or column.ndim != 1 or not column.numel():
+            raise RuntimeError(f"give one of ends and trajectories, of shape [items], got shape {list(column.shape)}")
+        if column.is_complex() or (ends is not None and column.dtype != torch.bool):
+            raise TypeError(f"ends must be bool and trajectories integers, got {column.dtype}")
+        values = (column.double() if column.is_floating_point() else column).numpy()
         last = values if ends is not None else values != np.roll(values, -1)
         start = int(last.nonzero()[0][-1] + 1) % len(last) if last.any() else 0
         self.index = Trajectories(len(last), 1, start)
@@ -172,7 +186,9 @@ class GivenTrajectories:
 
     def of(self, storage: Storage) -> Trajectories:
         """The index. RuntimeError for another number of items, and where rows were written since the first call."""
-        size, ring, many = stored(storage), storage.ring, self.index.capacity
+        size = stored(storage)
+        ring = storage.ring
+        many = self.index.capacity
         if size != many or storage.ndim > 1:
             raise RuntimeError(
                 f"ends and trajectories are of {many} items of one dim, {size} of {storage.ndim} dims are stored: they are "

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.data import bridge, randomness
 from interop.host import compiled
 from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.shared.processes import may_use_jax
 from interop.storages import Storage, TensorStorage
 
@@ -23,6 +23,9 @@ class RandomSampler(DrawingSampler):
     """Uniform draws with replacement over all stored items. O(batch)."""
 
     rule = fbuf.Uniform()
+
+    def __init__(self) -> None:
+        """It has no arguments."""
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         return self._drawn(storage, batch_size, key, [])[0], {}
@@ -50,11 +53,11 @@ class RandomSampler(DrawingSampler):
             slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, items, lanes)
         return bridge.hand_over(slots, torch.int64), leaves
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         return []
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
-        return Share(len(storage), float(len(storage)))
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
+        return ShardContents(len(storage), float(len(storage)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

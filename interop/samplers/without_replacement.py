@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import Share
 from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.drawing import DrawingSampler, names_slots, stored
 from interop.samplers.reservation import Reservation
 from interop.samplers.sampler import host_share
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.storages import Storage
 
 
@@ -75,13 +75,13 @@ class SamplerWithoutReplacement(DrawingSampler):
         state = self._epoch.state()
         return state.length, state.left()
 
-    def share(self, storage: Storage, batch_size: int) -> Share:
-        return self._in_epochs(Share(len(storage), float(len(storage))))
+    def share(self, storage: Storage, batch_size: int) -> ShardContents:
+        return self._in_epochs(ShardContents(len(storage), float(len(storage))))
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         return [host_share("order", 2 * 4 * capacity)] if self.shuffle else []  # it may have doubled
 
-    def _in_epochs(self, share: Share, version: int = 0) -> Share:
+    def _in_epochs(self, share: ShardContents, version: int = 0) -> ShardContents:
         own: dict[str, Any] = {"in_epochs": True, "drop_last": self.drop_last, "shuffle": self.shuffle}
         return dataclasses.replace(share, **own, version=version)
 
@@ -123,25 +123,30 @@ class SamplerWithoutReplacement(DrawingSampler):
         return self._epoch.state()
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        epoch, order = self._epoch, None
+        epoch = self._epoch
+        order = None
         drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
-        length, ran_out = entries.whole("len_storage", most=2**48), entries.flag("_ran_out")
+        length = entries.whole("len_storage", most=2**48)
+        ran_out = entries.flag("_ran_out")
         left = integers(entries, "_sample_list", None, 0, length) if "_sample_list" in entries else None
         shuffle = epoch.shuffle
         if "position" in entries:
             shuffle = entries.parameter("shuffle", entries.flag("shuffle"), shuffle)
-            position, over = entries.whole("position", most=length), entries.flag("over")
+            position = entries.whole("position", most=length)
+            over = entries.flag("over")
             if entries.any("order") is not None or (shuffle and length):
                 order = permutation(entries, "order", length)
         elif left is None or np.unique(left).size < left.size:
             raise entries.wrong("_sample_list", "different items", left)
         else:  # the list is enough: the order of the items that were drawn does not matter
-            position, over = length - left.size, not left.size
+            position = length - left.size
+            over = not left.size
             order = np.concatenate((np.setdiff1d(np.arange(length), left), left))
         state = EpochState(length, position, over, ran_out, order)
 
         def put() -> None:
-            epoch.shuffle, epoch.drop_last = shuffle, drop_last
+            epoch.shuffle = shuffle
+            epoch.drop_last = drop_last
             epoch.with_state(state)
 
         return put

@@ -43,7 +43,7 @@ class TEDError(ValueError):
 
     def __init__(self, violations: Iterable[Violation]) -> None:
         self.violations = tuple(violations)
-        super().__init__("this is not TED data:\n" + "\n".join(f"- {each}" for each in self.violations))
+        super().__init__("this is not TED data:\n" + "\n".join(f"- {violation}" for violation in self.violations))
 
 
 def check_ted(
@@ -80,24 +80,28 @@ def check_ted(
         raise TypeError(f"check_ted takes a tensordict, got {type(data).__name__}")
     if not -data.ndim <= time_dim < data.ndim:
         raise ValueError(f"time_dim must be a batch dim of {list(data.shape)}, got {time_dim}")
-    wanted = None if observation_keys is None else Names.of((), observation_keys).reward
-    rules = _Rules(data, Names.of(done_keys, reward_keys), as_path(done_key), time_dim % data.ndim, wanted)
-    found = [*rules.structure(), *rules.done_flags(auto_reset), *rules.observations()]
-    found += rules.last_dims() if strict else ()
-    if found:
-        raise TEDError(found)
+    observations = None if observation_keys is None else Names.of((), observation_keys).reward
+    rules = _Rules(data, Names.of(done_keys, reward_keys), as_path(done_key), time_dim % data.ndim, observations)
+    violations = [*rules.structure(), *rules.done_flags(auto_reset), *rules.observations()]
+    violations += rules.last_dims() if strict else ()
+    if violations:
+        raise TEDError(violations)
 
 
 class _Rules:
     """The rules by subject; each method yields the violations of some."""
 
     def __init__(
-        self, data: TensorDictBase, names: Names, done_key: Path, time_dim: int, wanted: tuple[Path, ...] | None
+        self, data: TensorDictBase, names: Names, done_key: Path, time_dim: int, observations: tuple[Path, ...] | None
     ) -> None:
-        self._below, self._shape, self._time = data.get("next", None), data.shape, time_dim
-        self._names, self._done_key, self._wanted = names, done_key, wanted
-        found = ((as_path(key), value) for key, value in data.items(True, True) if isinstance(value, Tensor))
-        self._leaves = {path: value.detach().as_subclass(Tensor) for path, value in found}
+        self._below = data.get("next", None)
+        self._shape = data.shape
+        self._time = time_dim
+        self._names = names
+        self._done_key = done_key
+        self._observations = observations
+        leaves = ((as_path(key), value) for key, value in data.items(True, True) if isinstance(value, Tensor))
+        self._leaves = {path: value.detach().as_subclass(Tensor) for path, value in leaves}
         self._next = {path[1:]: leaf for path, leaf in self._leaves.items() if is_below(path)}
         self._root = {path: leaf for path, leaf in self._leaves.items() if path[0] != "next"}
 
@@ -108,25 +112,25 @@ class _Rules:
                 move = f"a reward is the outcome of a step, move it to {shown(('next', *path))}"
                 yield Violation(path, None, "is in the root", move)
         if not isinstance(self._below, TensorDictBase):
-            what = "is missing" if self._below is None else "is no tensordict"
-            yield Violation(("next",), None, what, "put the observations, rewards and done flags after a step there")
+            fault = "is missing" if self._below is None else "is no tensordict"
+            yield Violation(("next",), None, fault, "put the observations, rewards and done flags after a step there")
             return
         if self._below.batch_size != self._shape:
-            what = f"has the batch size {list(self._below.batch_size)}, the root {list(self._shape)}"
-            yield Violation(("next",), None, what, "set its batch_size to that of the root")
+            fault = f"has the batch size {list(self._below.batch_size)}, the root {list(self._shape)}"
+            yield Violation(("next",), None, fault, "set its batch_size to that of the root")
         done = self._leaves.get(self._done_key)
         if done is None:
             ends = "say where trajectories end: terminated | truncated, [*batch, 1]"
             yield Violation(self._done_key, None, "is missing", ends)
         elif done.numel() != self._shape.numel():
-            what = f"has the shape {list(done.shape)} for rows of {list(self._shape)}"
-            yield Violation(self._done_key, None, what, "pass a done_key with one value a row, for all agents")
+            fault = f"has the shape {list(done.shape)} for rows of {list(self._shape)}"
+            yield Violation(self._done_key, None, fault, "pass a done_key with one value a row, for all agents")
         for path in self._next:
-            if path not in self._root and path not in self._names and path not in (self._wanted or ()):
+            if path not in self._root and path not in self._names and path not in (self._observations or ()):
                 save = "save the observation before the step too, or name it in done_keys or reward_keys"
                 yield Violation(("next", *path), None, f"is there, and the root has no {shown(path)}", save)
         usual = [path for path in self._root if path[-1] in _OBSERVATIONS]
-        for path in usual if self._wanted is None else self._wanted:
+        for path in usual if self._observations is None else self._observations:
             for key in (path, ("next", *path)):
                 if key not in self._leaves:
                     yield Violation(key, None, "is missing", "the root and 'next' both have each observation")
@@ -149,8 +153,8 @@ class _Rules:
         for part in parts:
             shape = self._leaves[part].shape
             if shape != done.shape:
-                what = f"has the shape {list(shape)}, {shown(key)} {list(done.shape)}"
-                yield Violation(part, None, what, "give done flags one shape")
+                fault = f"has the shape {list(shape)}, {shown(key)} {list(done.shape)}"
+                yield Violation(part, None, fault, "give done flags one shape")
                 return
         if not parts or not done.numel() or not self._covers(done):
             return
@@ -159,39 +163,47 @@ class _Rules:
         rows = (ends != either if len(parts) == 2 else either & ~ends).reshape(self._shape.numel(), -1).any(1)
         if rows.any():
             names = " | ".join(part[-1] for part in parts)
-            what = f"is not {names}" if len(parts) == 2 else f"is not set with {names}"
-            yield self._at(key, int(rows.argmax()), what, f"done is terminated | truncated: set it to {names}")
+            fault = f"is not {names}" if len(parts) == 2 else f"is not set with {names}"
+            yield self._at(key, int(rows.argmax()), fault, f"done is terminated | truncated: set it to {names}")
 
     def observations(self) -> Iterator[Violation]:
         """Observations of "next" that differ from those of the next row."""
-        done, every = self._leaves.get(self._done_key), self._shape.numel()
+        done = self._leaves.get(self._done_key)
+        every = self._shape.numel()
         stops = None
         if done is not None and done.numel() == every > 0:
             ends = flags(done).numpy().reshape(self._shape).copy()
             ends[(slice(None),) * self._time + (-1,)] = True
             stops = np.flatnonzero(ends)
-        for path in (each for each in self._next if each not in self._names) if self._wanted is None else self._wanted:
+        observations: Iterable[Path]
+        if self._observations is None:
+            observations = (path for path in self._next if path not in self._names)
+        else:
+            observations = self._observations
+        for path in observations:
             if path not in self._root or path not in self._next:
                 continue
-            key, before, after = ("next", *path), self._root[path], self._next[path]
+            key = ("next", *path)
+            before = self._root[path]
+            after = self._next[path]
             if (before.dtype, before.shape) != (after.dtype, after.shape):
-                what = f"is {after.dtype} {list(after.shape)}, {shown(path)} {before.dtype} {list(before.shape)}"
-                yield Violation(key, None, what, "give both one dtype and shape")
+                fault = f"is {after.dtype} {list(after.shape)}, {shown(path)} {before.dtype} {list(before.shape)}"
+                yield Violation(key, None, fault, "give both one dtype and shape")
             elif stops is not None and self._covers(before):
                 behind = self._shape[self._time + 1 :].numel()
                 row = first_apart(self._rows(after)[: every - behind], self._rows(before)[behind:], stops)
                 if row is not None:
-                    what = f"is not the {shown(path)} of the row that follows, and no trajectory ends there"
+                    fault = f"is not the {shown(path)} of the row that follows, and no trajectory ends there"
                     keep = f"set {shown(self._done_key)} where trajectories end, or keep rows in the order of time"
-                    yield self._at(key, row, what, keep)
+                    yield self._at(key, row, fault, keep)
 
     def last_dims(self) -> Iterator[Violation]:
         """Done flags and rewards without a last dim of one."""
         for path, leaf in self._leaves.items():
             name = path[1:] if is_below(path) else path
             if name in self._names and not (leaf.ndim > len(self._shape) and leaf.shape[-1] == 1):
-                what = f"has the shape {list(leaf.shape)} for rows of {list(self._shape)}"
-                yield Violation(path, None, what, "done flags and rewards have a last dim of one: unsqueeze(-1)")
+                fault = f"has the shape {list(leaf.shape)} for rows of {list(self._shape)}"
+                yield Violation(path, None, fault, "done flags and rewards have a last dim of one: unsqueeze(-1)")
 
     def _covers(self, leaf: Tensor) -> bool:
         """Whether an entry has the rows of the data."""
@@ -200,5 +212,5 @@ class _Rules:
     def _rows(self, leaf: Tensor) -> Tensor:
         return leaf.flatten(0, len(self._shape) - 1)
 
-    def _at(self, key: Path, row: int, what: str, remedy: str) -> Violation:
-        return Violation(key, tuple(map(int, np.unravel_index(row, self._shape))), what, remedy)
+    def _at(self, key: Path, row: int, fault: str, remedy: str) -> Violation:
+        return Violation(key, tuple(map(int, np.unravel_index(row, self._shape))), fault, remedy)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, side_by_side, whole
+from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, rows_as_values, side_by_side
 
 Path = tuple[str, ...]
 Specs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
@@ -52,7 +52,7 @@ def shown(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Ring:
+class TedRing:
     """Rows [time, *lanes] of a ring buffer. Flat arrays have them lane after lane, each lane from its oldest row on.
 
     Args:
@@ -95,10 +95,11 @@ class Ring:
 def _roll(source: np.ndarray, target: np.ndarray, shift: int) -> None:
     """`target[:] = np.roll(source, -shift, 1)` without a temporary copy."""
     head = source.shape[1] - shift
-    target[:, :head], target[:, head:] = source[:, shift:], source[:, :shift]
+    target[:, :head] = source[:, shift:]
+    target[:, head:] = source[:, :shift]
 
 
-class Order:
+class FlatOrder:
     """The places of rows in a flat array of observations: behind each end of a trajectory is one more place.
 
     Args:
@@ -106,8 +107,9 @@ class Order:
         done: whether a trajectory ends with a row, as a flat array. The newest row of a lane ends one in any case.
     """
 
-    def __init__(self, ring: Ring, done: np.ndarray) -> None:
-        times, lanes = ring.shape[0], ring.items // ring.shape[0]
+    def __init__(self, ring: TedRing, done: np.ndarray) -> None:
+        times = ring.shape[0]
+        lanes = ring.items // ring.shape[0]
         ends = done.copy()
         ends.reshape(lanes, times)[:, (ring.shift - 1 - ring.oldest) % times] = True
         closing = np.flatnonzero(ends)
@@ -122,14 +124,15 @@ class Order:
         """The rows with which trajectories end."""
         self.unended = np.flatnonzero(~stored[-lanes:]) + ring.items - lanes if not ring.is_full else self.stops[:0]
         """The last rows of lanes that were not written, with which no trajectory ends."""
-        self._ends, self._times = ends, times
+        self._ends = ends
+        self._times = times
 
     def trajectories(self) -> tuple[Tensor, Tensor]:
         """How many rows each trajectory has, and whether it has an end; rows that were not written are one without."""
         stops = self._ends.copy()
         stops.reshape(-1, self._times)[:, -1] = True
-        found = np.flatnonzero(stops)
-        return torch.from_numpy(np.diff(found, prepend=-1)), torch.from_numpy(self._ends[found])
+        last_rows = np.flatnonzero(stops)
+        return torch.from_numpy(np.diff(last_rows, prepend=-1)), torch.from_numpy(self._ends[last_rows])
 
 
 def entries_of(path: Path, followed: bool, names: Names) -> list[Path]:
@@ -166,7 +169,7 @@ class Flattened:
     """
 
     def __init__(
-        self, leaves: Mapping[Path, Tensor], ring: Ring, names: Names, done_key: Path, verify: bool = True
+        self, leaves: Mapping[Path, Tensor], ring: TedRing, names: Names, done_key: Path, verify: bool = True
     ) -> None:
         for path, leaf in leaves.items():
             if tuple(leaf.shape[: len(ring.shape)]) != ring.shape:
@@ -174,7 +177,9 @@ class Flattened:
         below = [path[1:] for path in leaves if is_below(path)]
         self.followed = [path for path in below if path not in names]
         for path in self.followed:
-            before, after, key = leaves.get(path), leaves["next", *path], shown(("next", *path))
+            before = leaves.get(path)
+            after = leaves["next", *path]
+            key = shown(("next", *path))
             if before is None:
                 raise ValueError(
                     f"the root has no {shown(path)} for {key}, which is none of done_keys and reward_keys: only TED data "
@@ -185,16 +190,18 @@ class Flattened:
                     f"{key} is {after.dtype} {list(after.shape)}, {shown(path)} is {before.dtype} {list(before.shape)}: "
                     "observations of the root and of 'next' need one dtype and shape"
                 )
-        self._leaves, self._ring, self._names = leaves, ring, names
+        self._leaves = leaves
+        self._ring = ring
+        self._names = names
         outcomes = [path for path in below if path in names]
         plain = [path for path in leaves if not is_below(path) and path not in below]
-        self._held = {path: leaves["next", *path] for path in outcomes}
-        self._held |= {path: leaves[path] for path in [*plain, *self.followed]}
-        self.order = Order(ring, self._done(done_key))
+        self._sources = {path: leaves["next", *path] for path in outcomes}
+        self._sources |= {path: leaves[path] for path in [*plain, *self.followed]}
+        self.order = FlatOrder(ring, self._done(done_key))
         dims = len(ring.shape)
-        counts = {path: self.order.size if path in self.followed else ring.items for path in self._held}
+        counts = {path: self.order.size if path in self.followed else ring.items for path in self._sources}
         self.specs: Specs = {
-            path: ((counts[path], *held.shape[dims:]), held.dtype) for path, held in self._held.items()
+            path: ((counts[path], *source.shape[dims:]), source.dtype) for path, source in self._sources.items()
         }
         if verify:
             self._refuse_lossy()
@@ -209,13 +216,14 @@ class Flattened:
         if not flat.numel():
             return
         dims = len(self._ring.shape)
-        held, places = whole(dense(self._held[path]), dims), whole(flat, 1)
+        values = rows_as_values(dense(self._sources[path]), dims)
+        places = rows_as_values(flat, 1)
         if path not in self.followed:
-            self._ring.lay_out(held, places)
+            self._ring.lay_out(values, places)
             return
-        places[self.order.rows] = held
+        places[self.order.rows] = values
         stops = self.order.stops
-        places[self.order.rows[stops] + 1] = whole(dense(self._leaves["next", *path]), dims)[stops]
+        places[self.order.rows[stops] + 1] = rows_as_values(dense(self._leaves["next", *path]), dims)[stops]
 
     def array(self, path: Path) -> Tensor:
         """An array on the CPU, in new memory."""
@@ -225,11 +233,12 @@ class Flattened:
 
     def _done(self, done_key: Path) -> np.ndarray:
         """Whether episodes end, as a flat array."""
-        done, ring = self._leaves.get(done_key), self._ring
+        done = self._leaves.get(done_key)
+        ring = self._ring
         if done is None:
             raise missing_done(done_key, self._leaves)
         path = done_key[1:] if is_below(done_key) else done_key
-        if path in self.followed or self._held.get(path) is not done:
+        if path in self.followed or self._sources.get(path) is not done:
             raise ValueError(f"done_key {shown(done_key)} must be one of done_keys below 'next', or in the root alone")
         if done.numel() != ring.items:
             raise ValueError(
@@ -240,26 +249,27 @@ class Flattened:
 
     def _refuse_lossy(self) -> None:
         """ValueError naming a key and its first row, by its place in the storage, that would come back otherwise."""
-        found = []
+        losses = []
         size = 2 * sum(self._leaves[path].nbytes for path in self.followed)
         rows = side_by_side([partial(self._first_lost, path) for path in self.followed], size)
         lost = dict(zip(self.followed, rows, strict=True))
-        for path in self._held:
-            above, below = self._leaves.get(path), self._leaves.get(("next", *path))
+        for path in self._sources:
+            above = self._leaves.get(path)
+            below = self._leaves.get(("next", *path))
             if above is None or below is None:
                 continue
             if path in self.followed:
                 row = lost[path]
-                what = f"is not the {shown(path)} of the row that follows, and no episode ends there"
-                found += [] if row is None else [(row, f"{shown(('next', *path))} {what}")]
+                fault = f"is not the {shown(path)} of the row that follows, and no episode ends there"
+                losses += [] if row is None else [(row, f"{shown(('next', *path))} {fault}")]
             elif path not in self._names.done:
-                found.append((0, f"{shown(path)} is in the root too and would be dropped: rewards are kept in 'next'"))
+                losses.append((0, f"{shown(path)} is in the root too and would be dropped: rewards are kept in 'next'"))
             elif (above.dtype, above.shape) != (below.dtype, below.shape):
-                found.append((0, f"{shown(path)} and {shown(('next', *path))} differ in dtype or shape"))
+                losses.append((0, f"{shown(path)} and {shown(('next', *path))} differ in dtype or shape"))
             elif (row := first_set(self._by_row(above))) is not None:
-                found.append((row, f"{shown(path)} is set in the root, where done flags are all False"))
-        if found:
-            row, why = min(found)
+                losses.append((row, f"{shown(path)} is set in the root, where done flags are all False"))
+        if losses:
+            row, why = min(losses)
             place = tuple(map(int, np.unravel_index(row, self._ring.shape)))
             raise ValueError(
                 f"row {place[0] if len(place) == 1 else place} would come back otherwise: {why}. Only TED data can be "
@@ -272,8 +282,10 @@ class Flattened:
 
         The next row of a lane's last one is the first one in a full ring, and the row itself otherwise.
         """
-        after, before = self._by_row(self._leaves["next", *path]), self._by_row(self._leaves[path])
-        lanes, stops = self._ring.items // self._ring.shape[0], self.order.stops
+        after = self._by_row(self._leaves["next", *path])
+        before = self._by_row(self._leaves[path])
+        lanes = self._ring.items // self._ring.shape[0]
+        stops = self.order.stops
         last = self._ring.items - lanes
         row = first_apart(after[:last], before[lanes:], stops)
         if row is not None:
@@ -302,15 +314,17 @@ class Rebuilt:
     """
 
     def __init__(
-        self, flat: Specs, done: Tensor, ring: Ring, names: Names, paths: Collection[Path] | None = None
+        self, flat: Specs, done: Tensor, ring: TedRing, names: Names, paths: Collection[Path] | None = None
     ) -> None:
         if done.numel() != ring.items:
             raise ValueError(f"done flags of shape {list(done.shape)} for {ring.items} rows: one a row is needed")
-        self._ring, self._order = ring, Order(ring, flags(done).numpy().reshape(-1))
-        self._made: dict[Path, dict[Path, str]] = {}
+        self._ring = ring
+        self._order = FlatOrder(ring, flags(done).numpy().reshape(-1))
+        self._targets: dict[Path, dict[Path, str]] = {}
         self.specs: Specs = {}
         for path, (shape, dtype) in flat.items():
-            followed, below = shape[:1] == (self._order.size,), ("next", *path)
+            followed = shape[:1] == (self._order.size,)
+            below = ("next", *path)
             if not followed and shape[:1] != (ring.items,):
                 raise ValueError(
                     f"{shown(path)} has {shape[0] if shape else 0} rows: {ring.items} rows with "
@@ -321,10 +335,10 @@ class Rebuilt:
             if paths is not None:
                 entries = [entry for entry in (below, path) if entry in paths]
             if followed:
-                self._made[path] = {below: "next", path: "root"}
+                self._targets[path] = {below: "next", path: "root"}
             else:
-                self._made[path] = dict(zip(entries, ("row", "zero"), strict=False))
-            self.specs |= dict.fromkeys(self._made[path], ((*ring.shape, *shape[1:]), dtype))
+                self._targets[path] = dict(zip(entries, ("row", "zero"), strict=False))
+            self.specs |= dict.fromkeys(self._targets[path], ((*ring.shape, *shape[1:]), dtype))
         if paths is not None and self.specs.keys() != set(paths):
             raise ValueError("the arrays are not those of the items")
 
@@ -332,15 +346,18 @@ class Rebuilt:
         """Functions that copy a flat array into those entries of the TED data that are in `rows`."""
         if not flat.numel():
             return []
-        held = whole(dense(flat), 1)
+        values = rows_as_values(dense(flat), 1)
         return [
-            partial(self._fill, held, rows[entry], kind) for entry, kind in self._made[path].items() if entry in rows
+            partial(self._fill, values, rows[entry], kind)
+            for entry, kind in self._targets[path].items()
+            if entry in rows
         ]
 
     def _fill(self, flat: np.ndarray, memory: Tensor, kind: str) -> None:
         in_place = memory.device.type == "cpu" and memory.is_contiguous()
-        made = memory if in_place else fresh(memory.shape, memory.dtype)
-        rows, order = whole(made, len(self._ring.shape)), self._order
+        filled = memory if in_place else fresh(memory.shape, memory.dtype)
+        rows = rows_as_values(filled, len(self._ring.shape))
+        order = self._order
         if kind == "zero":
             rows.view(np.uint8)[:] = 0
         elif kind == "row":
@@ -351,10 +368,10 @@ class Rebuilt:
             np.take(flat[1:], order.rows, out=rows, mode="clip")
             rows[order.unended] = flat[order.rows[order.unended]]
         if not in_place:
-            memory.copy_(made)
+            memory.copy_(filled)
 
 
 def missing_done(key: Path, leaves: Mapping[Path, Tensor]) -> ValueError:
     """The error of data without the flags that end episodes."""
-    known = ", ".join(map(shown, leaves))
-    return ValueError(f"{shown(key)} is missing, the flag that ends episodes; there are {known}")
+    entries = ", ".join(map(shown, leaves))
+    return ValueError(f"{shown(key)} is missing, the flag that ends episodes; there are {entries}")

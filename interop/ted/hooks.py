@@ -12,11 +12,12 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.flattening import REWARD_KEYS, Flattened, Names, Path, Rebuilt, Ring, missing_done, shown
+from interop.ted.flattening import REWARD_KEYS, Flattened, Names, Path, Rebuilt, TedRing, missing_done, shown
 from interop.ted.row_values import components, fresh, nested, side_by_side, sizes, words
 from interop.trajectories import DEFAULT_DONE_KEYS
 
-_SHAPE, _PATHS = ("_storage_shape",), ("_paths",)
+_SHAPE = ("_storage_shape",)
+_PATHS = ("_paths",)
 _TRAJECTORY = re.compile(r"traj_\d+")
 
 
@@ -59,8 +60,10 @@ class TED2Flat:
         *,
         verify: bool = True,
     ) -> None:
-        self.done_key, self.names = as_path(done_key), Names.of(done_keys, reward_keys)
-        self.shift_key, self.is_full_key = as_path(shift_key), as_path(is_full_key)
+        self.done_key = as_path(done_key)
+        self.names = Names.of(done_keys, reward_keys)
+        self.shift_key = as_path(shift_key)
+        self.is_full_key = as_path(is_full_key)
         self._verify = verify
 
     def __call__(self, data: TensorDictBase, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
@@ -73,15 +76,15 @@ class TED2Flat:
                 f"set shift and is_full of the {type(self).__name__} before it is called, as checkpointers do"
             )
         leaves = _leaves(data)
-        ring = Ring(tuple(data.batch_size), int(self.shift), bool(self.is_full))
+        ring = TedRing(tuple(data.batch_size), int(self.shift), bool(self.is_full))
         flat = Flattened(leaves, ring, self.names, self.done_key, self._verify)
         info: dict[Path, Any] = {self.is_full_key: ring.is_full, self.shift_key: ring.shift, _SHAPE: ring.shape}
         if flat.unusual():
             info[_PATHS] = list(map(list, leaves))
-        taken = [each for each in info if any(path[: len(each)] == each for path in flat.specs)]
-        if taken:
+        names = [name for name in info if any(path[: len(name)] == name for path in flat.specs)]
+        if names:
             raise ValueError(
-                f"{shown(taken[0])} is a key of the data: rename it, or pass another shift_key or is_full_key"
+                f"{shown(names[0])} is a key of the data: rename it, or pass another shift_key or is_full_key"
             )
         return flat, info
 
@@ -109,8 +112,10 @@ class Flat2TED:
         done_keys: Iterable[Any] = DEFAULT_DONE_KEYS,
         reward_keys: Iterable[Any] = REWARD_KEYS,
     ) -> None:
-        self._done_key, self._names = as_path(done_key), Names.of(done_keys, reward_keys)
-        self._shift_key, self._is_full_key = as_path(shift_key), as_path(is_full_key)
+        self._done_key = as_path(done_key)
+        self._names = Names.of(done_keys, reward_keys)
+        self._shift_key = as_path(shift_key)
+        self._is_full_key = as_path(is_full_key)
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
         return self._restored(*_parted(data), out)
@@ -120,14 +125,14 @@ class Flat2TED:
     ) -> TensorDictBase:
         shape, shift, is_full = (info.get(key) for key in (_SHAPE, self._shift_key, self._is_full_key))
         for key, value in ((_SHAPE, shape), (self._shift_key, [shift])):
-            if not isinstance(value, Sequence) or not all(type(each) is int for each in value):
+            if not isinstance(value, Sequence) or not all(type(number) is int for number in value):
                 raise ValueError(f"{shown(key)} should be integers, found {info.get(key)!r}")
         if not isinstance(is_full, bool):
             raise ValueError(f"{shown(self._is_full_key)} should be True or False, found {is_full!r}")
         if self._done_key not in leaves:
             raise missing_done(self._done_key, leaves)
         paths = [tuple(map(str, path)) for path in info[_PATHS]] if _PATHS in info else None
-        ring = Ring(tuple(shape or ()), shift or 0, is_full)
+        ring = TedRing(tuple(shape or ()), shift or 0, is_full)
         rebuilt = Rebuilt(_specs(leaves), leaves[self._done_key], ring, self._names, paths)
         if out is None:
             out = TensorDict({}, batch_size=ring.shape, device="cpu")
@@ -136,13 +141,14 @@ class Flat2TED:
                 out.set(key, place)
         else:
             memory = _leaves(out)
-            wanted, found = rebuilt.specs, _specs(memory)
-            wrong = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
+            specs = rebuilt.specs
+            out_specs = _specs(memory)
+            wrong = [key for key in {**specs, **out_specs} if specs.get(key) != out_specs.get(key)]
             if wrong:
                 key = wrong[0]
                 raise ValueError(
-                    f"out does not fit, nothing was written: {shown(key)} is {_described(wanted.get(key))}, out has "
-                    f"{_described(found.get(key))}"
+                    f"out does not fit, nothing was written: {shown(key)} is {_described(specs.get(key))}, out has "
+                    f"{_described(out_specs.get(key))}"
                 )
         works = [work for key, leaf in leaves.items() for work in rebuilt.fillings(key, leaf, memory)]
         side_by_side(works, sum(leaf.nbytes for leaf in leaves.values()))
@@ -193,14 +199,14 @@ class H5Split(TED2Flat):
                     "H5Split(), and to load H5Combine() before Nested2TED()"
                 )
         split = {key: tensor.unbind(0) for key, tensor in tensors.items()}
-        made = TensorDict({}, device="cpu")
+        trajectories = TensorDict({}, device="cpu")
         for key, value in info.items():
-            made.set(key, NonTensorData(value, device="cpu"))
+            trajectories.set(key, NonTensorData(value, device="cpu"))
         for place, name in enumerate(trajectory_names(data.batch_size[0])):
-            made.set(name, TensorDict({}, device="cpu"))
+            trajectories.set(name, TensorDict({}, device="cpu"))
             for key, rows in split.items():
-                made.set((name, *key), rows[place])
-        return made
+                trajectories.set((name, *key), rows[place])
+        return trajectories
 
 
 class H5Combine:
@@ -222,20 +228,22 @@ class H5Combine:
             raise ValueError(
                 f"{len(parts)} trajectories should be called {names[:1]} to {names[-1:]}, found {sorted(parts)[:5]}"
             )
-        made = TensorDict({}, batch_size=[len(parts)], device="cpu")
+        joined = TensorDict({}, batch_size=[len(parts)], device="cpu")
         for key, value in info.items():
-            made.set(key, NonTensorData(value, batch_size=[len(parts)], device="cpu"))
+            joined.set(key, NonTensorData(value, batch_size=[len(parts)], device="cpu"))
         for name in names:
             if parts[name].keys() != parts[names[0]].keys():
-                found = ", ".join(map(shown, parts[name])) or "none"
-                raise ValueError(f"{name} has other entries than {names[0]}: {found}")
+                entries = ", ".join(map(shown, parts[name])) or "none"
+                raise ValueError(f"{name} has other entries than {names[0]}: {entries}")
         for path, model in parts[names[0]].items():
-            each = [parts[name][path] for name in names]
-            if any(not one.ndim or (one.shape[1:], one.dtype) != (model.shape[1:], model.dtype) for one in each):
+            parts_of_path = [parts[name][path] for name in names]
+            if any(
+                not one.ndim or (one.shape[1:], one.dtype) != (model.shape[1:], model.dtype) for one in parts_of_path
+            ):
                 raise ValueError(f"{shown(path)} has different shapes or dtypes in the trajectories")
-            lengths = torch.tensor([len(one) for one in each], dtype=torch.int64, device="cpu")
-            made.set(path, nested(torch.cat(each).cpu(), sizes(lengths, tuple(model.shape[1:]))))
-        return made
+            lengths = torch.tensor([len(one) for one in parts_of_path], dtype=torch.int64, device="cpu")
+            joined.set(path, nested(torch.cat(parts_of_path).cpu(), sizes(lengths, tuple(model.shape[1:]))))
+        return joined
 
 
 def trajectory_names(count: int) -> list[str]:
@@ -250,35 +258,36 @@ def _gathered(
     """The arrays, by trajectory as nested tensors, and the entries `info`, in memory or in the files of a folder."""
     lengths, ended = flat.order.trajectories()
     batch = [len(lengths)] if by_trajectory else []
-    made = TensorDict({}, batch_size=batch, device="cpu")
+    gathered = TensorDict({}, batch_size=batch, device="cpu")
     memories = {key: fresh(*spec) for key, spec in flat.specs.items()}
     size = sum(memory.nbytes for memory in memories.values())
-    side_by_side([partial(flat.fill, *each) for each in memories.items()], size)
+    side_by_side([partial(flat.fill, *arguments) for arguments in memories.items()], size)
     if path is not None:
-        made.memmap_(path)
+        gathered.memmap_(path)
     for key, memory in memories.items():
         rows = lengths + ended if key in flat.followed else lengths
         shape: Any = sizes(rows, tuple(memory.shape[1:])) if by_trajectory else memory.shape
         if path is None:
-            made.set(key, nested(memory, shape) if by_trajectory else memory)
+            gathered.set(key, nested(memory, shape) if by_trajectory else memory)
         else:
-            _write_entry(made, key, shape, memory)
-    made.unlock_()
+            _write_entry(gathered, key, shape, memory)
+    gathered.unlock_()
     for key, value in info.items():  # last: a hook refuses a folder without them, whose files may be half written
-        made.set(key, NonTensorData(value, batch_size=batch, device="cpu"))
-    return made if path is None else made.memmap_(path)
+        gathered.set(key, NonTensorData(value, batch_size=batch, device="cpu"))
+    return gathered if path is None else gathered.memmap_(path)
 
 
-def _write_entry(made: TensorDictBase, key: Path, shape: Tensor | torch.Size, memory: Tensor) -> None:
+def _write_entry(target: TensorDictBase, key: Path, shape: Tensor | torch.Size, memory: Tensor) -> None:
     """Add an entry to a memory-mapped tensordict. OSError if the disk is full.
 
     The file is written, not the map: stores take twice as long, and on a full disk they end the process.
     """
     try:
-        file_map: Any = made.make_memmap(key, shape, dtype=memory.dtype)
+        file_map: Any = target.make_memmap(key, shape, dtype=memory.dtype)
     except RuntimeError as error:  # by which torch says that it cannot make the file
         raise OSError(str(error)) from error
-    file_map.index, file_map.parent_shape = None, shape  # which pickle asks for
+    file_map.index = None  # pickle asks for these two
+    file_map.parent_shape = shape
     if memory.numel():
         with open(file_map.filename, "r+b") as file:
             file.write(words(memory, 1).data)
@@ -291,23 +300,24 @@ def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
             f"expected a tensordict, got {type(data).__name__}: hooks of TED data go with the rows of a LazyTensorStorage "
             "or LazyMemmapStorage; storages of lists give their hooks a list of items"
         )
-    tensors, others = {}, {}
+    tensors = {}
+    non_tensors = {}
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
         if isinstance(value, Tensor):
-            held = value.detach()
-            tensors[as_path(key)] = held if held.layout == torch.jagged else held.as_subclass(Tensor)
+            tensor = value.detach()
+            tensors[as_path(key)] = tensor if tensor.layout == torch.jagged else tensor.as_subclass(Tensor)
         else:
-            others[as_path(key)] = value.data if is_non_tensor(value) else value
-    return tensors, others
+            non_tensors[as_path(key)] = value.data if is_non_tensor(value) else value
+    return tensors, non_tensors
 
 
 def _leaves(data: TensorDictBase) -> dict[Path, Tensor]:
     """The tensors of a tensordict by path. TypeError for other entries."""
-    tensors, others = _parted(data)
-    if _SHAPE in others:
+    tensors, non_tensors = _parted(data)
+    if _SHAPE in non_tensors:
         raise ValueError("the data is flat already: register one of TED2Flat() and TED2Nested(), and it once")
-    for path, value in others.items():
+    for path, value in non_tensors.items():
         raise TypeError(f"{shown(path)}: only tensors can be flattened, got {type(value).__name__}")
     for path, tensor in tensors.items():
         if tensor.is_nested:

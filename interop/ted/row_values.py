@@ -37,11 +37,11 @@ def dense(tensor: Tensor) -> Tensor:
 
 def flags(tensor: Tensor) -> Tensor:
     """Whether values are not zero, on the CPU; it may share the memory of `tensor`."""
-    held = dense(tensor)
-    return held if held.dtype == torch.bool else held != 0
+    values = dense(tensor)
+    return values if values.dtype == torch.bool else values != 0
 
 
-def whole(tensor: Tensor, dims: int) -> np.ndarray:
+def rows_as_values(tensor: Tensor, dims: int) -> np.ndarray:
     """A view of a dense tensor with `dims` batch dims: each row as one value, [rows]. Rows need a byte or more."""
     raw = _bytes(tensor, dims)
     return raw.view(f"V{raw.shape[1]}").reshape(-1)
@@ -56,9 +56,9 @@ def words(tensor: Tensor, dims: int) -> np.ndarray:
 
 def first_apart(one: Tensor, another: Tensor, passed: np.ndarray) -> int | None:
     """The first row where two tensors of one shape and dtype differ in a bit; rows of `passed`, ascending, may differ."""
-    for (start, held), (_, other) in zip(_pieces(one), _pieces(another), strict=True):
-        differs = held != other
-        first, last = np.searchsorted(passed, (start, start + len(held)))
+    for (start, piece), (_, other) in zip(_pieces(one), _pieces(another), strict=True):
+        differs = piece != other
+        first, last = np.searchsorted(passed, (start, start + len(piece)))
         differs[passed[first:last] - start] = False
         if differs.any():
             return start + int(differs.any(1).argmax())
@@ -67,7 +67,7 @@ def first_apart(one: Tensor, another: Tensor, passed: np.ndarray) -> int | None:
 
 def first_set(rows: Tensor) -> int | None:
     """The first row with a bit that is not zero."""
-    return next((start + int(held.any(1).argmax()) for start, held in _pieces(rows) if held.any()), None)
+    return next((start + int(piece.any(1).argmax()) for start, piece in _pieces(rows) if piece.any()), None)
 
 
 def sizes(lengths: Tensor, item: tuple[int, ...]) -> Tensor:
@@ -86,7 +86,8 @@ def components(tensor: Tensor) -> tuple[Tensor, Tensor]:
     if tensor.layout == torch.strided and tensor.size(0) and tensor.is_contiguous():
         shapes = tensor._nested_tensor_size()  # noqa: SLF001  (`unbind` takes microseconds for each component)
         if (shapes[:, 1:] == shapes[0, 1:]).all():
-            rows, *item = int(shapes[:, 0].sum()), *shapes[0, 1:].tolist()
+            rows = int(shapes[:, 0].sum())
+            item = shapes[0, 1:].tolist()
             return tensor.values()[: rows * math.prod(item)].view(rows, *item), shapes[:, 0]
     parts = tensor.unbind(0)
     if len({part.shape[1:] for part in parts}) > 1:
@@ -104,9 +105,12 @@ def _pieces(rows: Tensor) -> Iterator[tuple[int, np.ndarray]]:
     """The words of rows in pieces, with the first row of each. Nothing where rows have no bytes."""
     step = max(1, _PIECE * len(rows) // max(rows.nbytes, 1))
     in_place = rows.device.type == "cpu" and rows.is_contiguous()
-    held = words(dense(rows), 1) if in_place else None
+    all_words = words(dense(rows), 1) if in_place else None
     for start in range(0, len(rows) if rows.nbytes else 0, step):
-        yield start, words(dense(rows[start : start + step]), 1) if held is None else held[start : start + step]
+        yield (
+            start,
+            words(dense(rows[start : start + step]), 1) if all_words is None else all_words[start : start + step],
+        )
 
 
 def _bytes(tensor: Tensor, dims: int) -> np.ndarray:

@@ -38,13 +38,14 @@ class DTypeCastTransform(TensorTransform):
         for name, dtype in (("dtype_in", dtype_in), ("dtype_out", dtype_out)):
             if not isinstance(dtype, torch.dtype):
                 raise TypeError(f"{name} must be a torch.dtype, got {dtype!r}")
-        for name, keys, others in (("", in_keys, out_keys), ("_inv", in_keys_inv, out_keys_inv)):
-            if keys is None and others is not None:
+        for name, keys, paired_keys in (("", in_keys, out_keys), ("_inv", in_keys_inv, out_keys_inv)):
+            if keys is None and paired_keys is not None:
                 raise ValueError(
                     f"out_keys{name} without in_keys{name}: the order of entries found is not known before"
                 )
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.dtype_in, self.dtype_out = dtype_in, dtype_out
+        self.dtype_in = dtype_in
+        self.dtype_out = dtype_out
         self._all_read = in_keys is None
         self._all_written = in_keys is None and in_keys_inv is None
 

@@ -1,5 +1,6 @@
 """Frames of several steps in one entry, never across the end of a trajectory."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,16 +82,35 @@ class CatFrames(Transform):
     ) -> None:
         in_keys = ["pixels"] if in_keys is None else in_keys
         super().__init__(in_keys, in_keys if out_keys is None else out_keys)
-        self.N, self.dim = whole("N", N), as_dim("dim", dim)
+        self.N = whole("N", N)
+        self.dim = as_dim("dim", dim)
         if padding not in ("same", "constant"):
             raise ValueError(f"padding must be 'same' or 'constant', got {padding!r}")
-        self.padding, self.padding_value, self.as_inverse = padding, padding_value, bool(as_inverse)
+        self.padding = padding
+        self.padding_value = padding_value
+        self.as_inverse = bool(as_inverse)
         done_key = as_key("done_key", done_key)
         self.done_key = before_key(done_key) or done_key
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
 
     def make_rb_transform_and_sampler(
-        self, batch_size: int | None = None, **sampler_kwargs: Any
+        self,
+        batch_size: int | None = None,
+        *,
+        end_key: NestedKey | None = None,
+        end_keys: Sequence[Any] | None = None,
+        traj_key: NestedKey | None = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: NestedKey | None = None,
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: bool | int | Sequence[bool | int] = False,
+        use_gpu: bool | torch.device | str | None = False,
+        only_named_keys: bool = False,
     ) -> "tuple[Compose, StackSampler]":
         """A transform and a sampler for a buffer that stores single frames and gives items with stacks.
 
@@ -104,8 +124,9 @@ class CatFrames(Transform):
 
         Args:
             batch_size: accepted; the batch size of the buffer, or of `sample`, counts.
-            **sampler_kwargs: as for `SliceSampler`, without `num_slices` and `slice_len`. `truncated_key` is None by
-                default: flags stay as they are stored, and not every item is an end.
+            truncated_key: as for `SliceSampler`. By default flags stay as they are stored, and not every item is an end.
+
+        The other arguments are those of `SliceSampler`.
 
         Returns a `Compose` and a `StackSampler`. ValueError where an entry of `in_keys` is one of `out_keys`, since then no
         single frame would be stored.
@@ -136,8 +157,24 @@ class CatFrames(Transform):
             only_named_keys=self.only_named_keys,
         )
         slices = _SlicesAsRows(self.N)
-        made = Compose(slices, frames, _NewestStep(), ExcludeTransform(*out_keys, inverse=True))
-        return made, StackSampler(self.N, **{"truncated_key": None, **sampler_kwargs})
+        chain = Compose(slices, frames, _NewestStep(), ExcludeTransform(*out_keys, inverse=True))
+        sampler = StackSampler(
+            self.N,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+            pad_output=pad_output,
+            compile=compile,
+            span=span,
+            use_gpu=use_gpu,
+            only_named_keys=only_named_keys,
+        )
+        return chain, sampler
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict if self.as_inverse else self._stacked(next_tensordict)
@@ -158,19 +195,22 @@ class CatFrames(Transform):
                     f"CatFrames: {key!r} has frames of shape {shape}, which has no dim {self.dim}: unsqueeze them"
                 )
         windows = self._windows(data)
-        made: list[tuple[NestedKey, Tensor]] = []
+        stacks: list[tuple[NestedKey, Tensor]] = []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if key in frames:
-                made.append((out_key, self._stack(key, frames[key], frames.get(before_key(key)), *windows)))
-        put("CatFrames", data, made)
+                stacks.append((out_key, self._stack(key, frames[key], frames.get(before_key(key)), *windows)))
+        put("CatFrames", data, stacks)
         return data
 
     def _stack(
         self, key: NestedKey, frames: Tensor, first: Tensor | None, places: Tensor, outside: Tensor, earlier: Tensor
     ) -> Tensor:
         """Stacks of frames. `first` has the frames right before the first step of each trajectory."""
-        shape, item = outside.shape, frames.shape[outside.ndim - 1 :]
-        rows, places, outside = frames.reshape(-1, *item), places.to(frames.device), outside.to(frames.device)
+        shape = outside.shape
+        item = frames.shape[outside.ndim - 1 :]
+        rows = frames.reshape(-1, *item)
+        places = places.to(frames.device)
+        outside = outside.to(frames.device)
         out = picked(rows, places)
         padded = outside.reshape(-1).nonzero().squeeze(-1)
         if first is not None:
@@ -192,7 +232,8 @@ class CatFrames(Transform):
         Returns their places in the flat batch, int64 [steps * N]: the first step of the trajectory for missing ones. Then
         whether a step is missing, bool [*batch_size, N], and whether more than one is missing behind it.
         """
-        shape, count = data.batch_size, self.N
+        shape = data.batch_size
+        count = self.N
         time = data.names.index("time") if "time" in data.names else len(shape) - 1
         marks, ends = self._marks(data, time)
         breaks = breaks_in_buffer(marks)
@@ -209,13 +250,14 @@ class CatFrames(Transform):
         begins[..., :1] = True
         place = torch.arange(shape[time], device=device)
         bound = place.where(begins, 0).cummax(-1).values.unsqueeze(-1)
-        wanted = place.unsqueeze(-1) + torch.arange(1 - count, 1, device=device)
-        outside, earlier = ((wanted < each).movedim(-2, time) for each in (bound, bound - 1))
-        places = torch.maximum(wanted, bound)  # in the order of `steps`, time last but one
+        positions = place.unsqueeze(-1) + torch.arange(1 - count, 1, device=device)
+        outside, earlier = ((positions < least).movedim(-2, time) for least in (bound, bound - 1))
+        places = torch.maximum(positions, bound)  # in the order of `steps`, time last but one
         if steps.order is not None:
             order = steps.order.movedim(time, -1).unsqueeze(-1)
             places = order.expand(*order.shape[:-1], count).take_along_dim(places, -2)
-            outside, earlier = steps.restored(outside), steps.restored(earlier)
+            outside = steps.restored(outside)
+            earlier = steps.restored(earlier)
         rows = torch.arange(shape.numel(), device=device).reshape(shape).movedim(time, -1)[..., :1]
         places = (places * shape[time + 1 :].numel() + rows.unsqueeze(-1)).movedim(-2, time)
         return steps.restored(places).reshape(-1), outside, earlier
@@ -225,12 +267,15 @@ class CatFrames(Transform):
 
         KeyError if none marks trajectories, ValueError for flags that do not fit the steps.
         """
-        shape, path, order = data.batch_size, ("next", *as_path(self.done_key)), current()
+        shape = data.batch_size
+        path = ("next", *as_path(self.done_key))
+        order = current()
         ids: list[Path] = list(_IDS)
         if order is not None and order.traj_key is not None:
             ids.append(as_path(order.traj_key))
         keys = keys_of(self.traj_key, [path], self.only_named_keys, MASKS, () if self.only_named_keys else ids)
-        marks, done = StepMarks.of(data, time, keys), data.get(path, None)
+        marks = StepMarks.of(data, time, keys)
+        done = data.get(path, None)
         ends = None
         if done is not None:
             expect_tensor("CatFrames", path, done)
@@ -272,7 +317,8 @@ class _NewestStep(Transform):
     """The last step of each row [rows, length] that is no padding of a slice."""
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        order, (rows, length) = current(), next_tensordict.batch_size
+        order = current()
+        rows, length = next_tensordict.batch_size
         mask = None if order is None else order.mask
         if mask is None or mask.numel() != rows * length:
             return next_tensordict[:, -1]

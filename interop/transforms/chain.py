@@ -21,7 +21,7 @@ class Call(Transform):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # what the user's function takes
         return self.function(*args, **kwargs)
 
     def inv(self, data: Any) -> Any:
@@ -42,7 +42,9 @@ class Inverted(Transform):
             )
         self.transform = transform
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, *args: Any, **kwargs: Any
+    ) -> Any:  # what the transform takes, which names its arguments by its keys
         inverse: Any = self.transform.inv
         return inverse(*args, **kwargs)
 
@@ -72,22 +74,22 @@ class Compose(Transform):
     keeping: tuple[Transform, ...]
     """The transforms in it that keep state between writes."""
 
-    def __init__(self, *args: Any, transforms: Sequence[Any] | None = None) -> None:
+    def __init__(self, *args: Any, transforms: Sequence[Any] | None = None) -> None:  # any number of them, as torchrl's
         super().__init__()
         if transforms is None:
             transforms = args[0] if len(args) == 1 and isinstance(args[0], list) else args
         elif args:
             raise ValueError("give the transforms by position, or as transforms=[...], not both")
-        self._hold([as_transform(each, ValueError) for each in transforms])
+        self._hold([as_transform(transform, ValueError) for transform in transforms])
 
     def _hold(self, transforms: Sequence[nn.Module]) -> None:
         """Hold these transforms, in a new list: a thread may be going through the old one."""
-        keeping = [each for transform in transforms for each in _keeping(transform)]
-        if len(keeping) > len({id(each) for each in keeping}):
+        keeping = [keeper for transform in transforms for keeper in _keeping(transform)]
+        if len(keeping) > len({id(keeper) for keeper in keeping}):
             raise ValueError(f"{keeping[0]} keeps state between writes and is twice in the chain: put in a clone()")
-        for each in transforms:
-            if isinstance(each, Transform):
-                each.set_container(self)
+        for transform in transforms:
+            if isinstance(transform, Transform):
+                transform.set_container(self)
         self.transforms = nn.ModuleList(transforms)
         self.count = len(transforms)  # read in every call of a buffer; a ModuleList takes a microsecond
         self.__dict__["keeping"] = tuple(keeping)  # not as submodules, which they are already
@@ -105,8 +107,8 @@ class Compose(Transform):
         if isinstance(ready, Compose) and not invert:
             ready.set_container(self)  # refused if its transforms serve another buffer
             added: list[nn.Module] = list(ready)
-            for each in ready.keeping:
-                each.reset_parent()
+            for keeper in ready.keeping:
+                keeper.reset_parent()
         else:
             added = [Inverted(ready) if invert else ready]
         self[index:index] = added
@@ -114,16 +116,16 @@ class Compose(Transform):
     def pop(self, index: int | None = None) -> Any:
         """Take out the last transform, or the one at index."""
         changed = list(self)
-        taken = changed.pop(-1 if index is None else index)
+        removed = changed.pop(-1 if index is None else index)
         self._hold(changed)
-        if isinstance(taken, Transform):
-            taken.reset_parent()
-        return taken
+        if isinstance(removed, Transform):
+            removed.reset_parent()
+        return removed
 
     def __setitem__(self, index: Any, transform: Any) -> None:
         changed = list(self)
         several = isinstance(index, slice)
-        ready = [as_transform(each, ValueError) for each in (transform if several else [transform])]
+        ready = [as_transform(one, ValueError) for one in (transform if several else [transform])]
         changed[index] = ready if several else ready[0]
         self._hold(changed)
 
@@ -135,7 +137,7 @@ class Compose(Transform):
     def __getitem__(self, index: Any) -> Any:
         """One transform; a chain of clones for a slice."""
         if isinstance(index, slice):
-            return type(self)(*(_cloned(each) for each in list(self)[index]))
+            return type(self)(*(_cloned(transform) for transform in list(self)[index]))
         return self.transforms[index]
 
     def __len__(self) -> int:
@@ -168,27 +170,27 @@ class Compose(Transform):
         return bool(self.keeping)
 
     def snapshot(self) -> Any:
-        return [each.snapshot() for each in self.keeping]
+        return [keeper.snapshot() for keeper in self.keeping]
 
     def restore(self, snapshot: Any) -> None:
-        for each, state in zip(self.keeping, snapshot, strict=True):
-            each.restore(state)
+        for keeper, state in zip(self.keeping, snapshot, strict=True):
+            keeper.restore(state)
 
     def forget(self) -> None:
-        for each in self.keeping:
-            each.forget()
+        for keeper in self.keeping:
+            keeper.forget()
 
     def set_missing_tolerance(self, mode: bool = False) -> None:
         """Have all of them skip missing entries, or not."""
         super().set_missing_tolerance(mode)
-        for each in self.transforms:
-            tolerate(each, mode)
+        for transform in self.transforms:
+            tolerate(transform, mode)
 
     def clone(self) -> Self:
         """A chain of clones that is part of nothing."""
-        made = super().clone()
-        made[:] = [_cloned(each) for each in self]
-        return made
+        twin = super().clone()
+        twin[:] = [_cloned(transform) for transform in self]
+        return twin
 
     def saved(self) -> dict[str, Any]:
         """The `state_dict` as a tree for a checkpoint. Functions have no state."""
@@ -199,15 +201,17 @@ class Compose(Transform):
         where = "the state of the transforms"
         return self.restoring_dict(decode(saved, options.allow_pickle, where), where, options)
 
-    def restoring_dict(self, given: Any, where: str, options: LoadOptions) -> Callable[[], None]:
+    def restoring_dict(self, state_dict: Any, where: str, options: LoadOptions) -> Callable[[], None]:
         """Check a `state_dict`; the returned function loads it. CheckpointMismatch if it is of other transforms."""
-        if not isinstance(given, Mapping):
-            raise CheckpointMismatch(f"{where} is a dict, got {type(given).__name__}")
-        found, here = dict(given), self.state_dict()
-        wrong = [f"{key} is only in the checkpoint" for key in found.keys() - here.keys()]
-        wrong += [f"{key} is only here" for key in here.keys() - found.keys()]
-        for key in here.keys() & found.keys():
-            one, other = found[key], here[key]
+        if not isinstance(state_dict, Mapping):
+            raise CheckpointMismatch(f"{where} is a dict, got {type(state_dict).__name__}")
+        state = dict(state_dict)
+        here = self.state_dict()
+        wrong = [f"{key} is only in the checkpoint" for key in state.keys() - here.keys()]
+        wrong += [f"{key} is only here" for key in here.keys() - state.keys()]
+        for key in here.keys() & state.keys():
+            one = state[key]
+            other = here[key]
             alike = type(one) is type(other)
             if isinstance(one, Tensor) and isinstance(other, Tensor):
                 alike = one.shape == other.shape and (options.cast or one.dtype == other.dtype)
@@ -215,19 +219,19 @@ class Compose(Transform):
                 wrong.append(f"{key} is {_described(one)}, here {_described(other)}")
         if wrong:
             raise CheckpointMismatch(f"{where} does not fit: {'; '.join(sorted(wrong))}")
-        if any(not isinstance(value, Tensor) for value in found.values()) or any(map(_loads_itself, self.modules())):
+        if any(not isinstance(value, Tensor) for value in state.values()) or any(map(_loads_itself, self.modules())):
             try:
-                copy.deepcopy(self).load_state_dict(copy.deepcopy(found))
+                copy.deepcopy(self).load_state_dict(copy.deepcopy(state))
             except Exception as error:
                 raise CheckpointMismatch(f"{where} is refused: {type(error).__name__}: {error}") from error
-        return lambda: self.load_state_dict(found) and None
+        return lambda: self.load_state_dict(state) and None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._hold(list(self))
 
     def __repr__(self) -> str:
-        inner = ",".join(f"\n        {each}" for each in self.transforms)
+        inner = ",".join(f"\n        {transform}" for transform in self.transforms)
         return f"Compose({inner or chr(10)})"
 
 

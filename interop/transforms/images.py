@@ -50,7 +50,9 @@ class ToTensorImage(ImageTransform):
         shape_tolerant: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        self.from_int, self.unsqueeze, self.shape_tolerant = from_int, unsqueeze, shape_tolerant
+        self.from_int = from_int
+        self.unsqueeze = unsqueeze
+        self.shape_tolerant = shape_tolerant
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(self.dtype, torch.dtype):
             raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
@@ -130,7 +132,8 @@ class Crop(ImageTransform):
     ) -> None:
         super().__init__(in_keys, out_keys)
         self.w, self.h = _sizes(w, h)
-        self.top, self.left = whole("top", top, least=-(2**31)), whole("left", left, least=-(2**31))
+        self.top = whole("top", top, least=-(2**31))
+        self.left = whole("left", left, least=-(2**31))
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
         return _window(self._check(observation), self.top, self.left, self.w, self.h)
@@ -153,8 +156,8 @@ class CenterCrop(ImageTransform):
     def _apply_transform(self, observation: Tensor) -> Tensor:
         # Half a pixel too many goes to the even place, and half a pixel too few to the front.
         top, left = (
-            round((size - wanted) / 2) if size >= wanted else -((wanted - size) // 2)
-            for size, wanted in zip(self._check(observation).shape[-2:], (self.w, self.h), strict=True)
+            round((size - target) / 2) if size >= target else -((target - size) // 2)
+            for size, target in zip(self._check(observation).shape[-2:], (self.w, self.h), strict=True)
         )
         return _window(observation, top, left, self.w, self.h)
 
@@ -201,8 +204,8 @@ def _resized(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     wide = torch.float64 if not images.is_floating_point() and images.dtype.itemsize > 2 else torch.float32
     resized = functional.interpolate(images.to(wide), size=size, mode=mode, antialias=antialias)
     if not images.is_floating_point() and images.dtype != torch.bool:
-        held = torch.iinfo(images.dtype)
-        resized = resized.round_().clamp_(held.min, held.max)
+        integers = torch.iinfo(images.dtype)
+        resized = resized.round_().clamp_(integers.min, integers.max)
     return resized.to(images.dtype)
 
 

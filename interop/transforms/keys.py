@@ -57,10 +57,12 @@ class RenameTransform(Transform):
     def _renamed(self, data: TensorDictBase, old: Sequence[NestedKey], new: Sequence[NestedKey]) -> TensorDictBase:
         expect_tensordict("RenameTransform", data)
         values = [self._get(data, key) for key in old]
-        found = [(key, name, value) for key, name, value in zip(old, new, values, strict=True) if value is not None]
+        present = [(key, name, value) for key, name, value in zip(old, new, values, strict=True) if value is not None]
         twice = self.create_copy  # a tensordict would be one under two names
-        made = [(name, value.copy() if twice and is_tensor_collection(value) else value) for _, name, value in found]
-        put("RenameTransform", data, made, gone=() if twice else [key for key, _, _ in found])
+        renamed = [
+            (name, value.copy() if twice and is_tensor_collection(value) else value) for _, name, value in present
+        ]
+        put("RenameTransform", data, renamed, gone=() if twice else [key for key, _, _ in present])
         return data
 
 
@@ -78,7 +80,8 @@ class SelectTransform(Transform):
     def __init__(self, *selected_keys: NestedKey, keep_rewards: bool = True, keep_dones: bool = True) -> None:
         super().__init__()
         self.selected_keys = as_keys("each argument", list(selected_keys))
-        self.keep_reward_keys, self.keep_done_keys = bool(keep_rewards), bool(keep_dones)
+        self.keep_reward_keys = bool(keep_rewards)
+        self.keep_done_keys = bool(keep_dones)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return self._selected(next_tensordict, "done")
@@ -88,8 +91,8 @@ class SelectTransform(Transform):
 
     def _selected(self, data: TensorDictBase, *dones: str) -> TensorDictBase:
         expect_tensordict("SelectTransform", data)
-        kept = [*self.selected_keys, *(["reward"] if self.keep_reward_keys else ())]
-        return data.select(*kept, *(dones if self.keep_done_keys else ()), strict=False, inplace=True)
+        selected = [*self.selected_keys, *(["reward"] if self.keep_reward_keys else ())]
+        return data.select(*selected, *(dones if self.keep_done_keys else ()), strict=False, inplace=True)
 
     def __repr__(self) -> str:
         return f"SelectTransform(keys={self.selected_keys})"
@@ -135,8 +138,10 @@ class Joining(Transform):
 
     def __init__(self, in_keys: Keys, out_key: NestedKey, dim: int, del_keys: bool) -> None:
         super().__init__()
-        self.in_keys, self.out_keys = _different("in_keys", in_keys), [_one("out_key", out_key)]
-        self.dim, self.del_keys = dim, bool(del_keys)
+        self.in_keys = _different("in_keys", in_keys)
+        self.out_keys = [_one("out_key", out_key)]
+        self.dim = dim
+        self.del_keys = bool(del_keys)
 
     def _joined(self, data: TensorDictBase, join: Callable[[list[Any]], Any]) -> TensorDictBase:
         """Put the result in place of the entries."""
@@ -151,11 +156,11 @@ class Joining(Transform):
                 f"{name}: {', '.join(absent)} not found in tensordict: it needs {list(parts)}, there are {known_keys(data)}"
             )
         try:
-            made = join(list(parts.values()))
+            joined = join(list(parts.values()))
         except (RuntimeError, IndexError) as error:
             shapes = ", ".join(f"{key!r} {list(part.shape)}" for key, part in parts.items())
             raise ValueError(f"{name}: {shapes} do not fit along dim {self.dim}: {error}") from error
-        put(name, data, [(self.out_keys[0], made)], gone=self.in_keys if self.del_keys else ())
+        put(name, data, [(self.out_keys[0], joined)], gone=self.in_keys if self.del_keys else ())
         return data
 
 
@@ -249,7 +254,8 @@ class Stack(Joining):
         stacked = tensordict.get(self.in_keys_inv[0], None) if self.in_keys_inv else None
         if stacked is None:
             return tensordict
-        key, dims = self.in_keys_inv[0], stacked.batch_dims if is_tensor_collection(stacked) else stacked.ndim
+        key = self.in_keys_inv[0]
+        dims = stacked.batch_dims if is_tensor_collection(stacked) else stacked.ndim
         if not -dims <= self.dim < dims or stacked.shape[self.dim] != len(self.out_keys_inv):
             raise ValueError(
                 f"Stack: {key!r} of shape {list(stacked.shape)} has no dim {self.dim} of size {len(self.out_keys_inv)} to "
@@ -270,7 +276,7 @@ def _one(name: str, key: Any) -> NestedKey:
 
 
 def _different(name: str, keys: Any) -> list[NestedKey]:
-    found = as_keys(name, keys)
-    if not found or len(set(found)) < len(found):
+    different = as_keys(name, keys)
+    if not different or len(set(different)) < len(different):
         raise ValueError(f"{name} must be different keys, at least one, got {keys!r}")
-    return found
+    return different

@@ -40,20 +40,21 @@ class Affine(TensorTransform):
         for name, value in (("loc", loc), ("scale", scale)):
             if not isinstance(value, int | float | Tensor) or isinstance(value, bool):
                 raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
-            found = torch.tensor(float(value), device="cpu") if not isinstance(value, Tensor) else value.detach()
-            self.register_buffer(name, _as_floating(found))
+            tensor = torch.tensor(float(value), device="cpu") if not isinstance(value, Tensor) else value.detach()
+            self.register_buffer(name, _as_floating(tensor))
         if standard_normal and bool((self.scale == 0).any()):
             raise ValueError(f"scale must not contain 0 with standard_normal, got {scale}")
         self.register_buffer("standard_normal", torch.as_tensor(standard_normal, device="cpu"))
 
     def _scaled(self, value: Tensor, standard_normal: bool) -> Tensor:
         value = _as_floating(value)
-        loc, scale = _laid_out(self.loc, value), _laid_out(self.scale, value)
-        made = value - loc if standard_normal else value * scale
+        loc = _laid_out(self.loc, value)
+        scale = _laid_out(self.scale, value)
+        result = value - loc if standard_normal else value * scale
         other = scale if standard_normal else loc
-        if other.dtype == made.dtype and made.shape == value.shape:  # memory is written once
-            return made.div_(other) if standard_normal else made.add_(other)
-        return made / other if standard_normal else made + other
+        if other.dtype == result.dtype and result.shape == value.shape:  # memory is written once
+            return result.div_(other) if standard_normal else result.add_(other)
+        return result / other if standard_normal else result + other
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return self._scaled(obs, bool(self.standard_normal))
@@ -150,7 +151,8 @@ class Moments:
 
     def merged(self, other: "Moments") -> "Moments":
         """Moments of the values of both, on the device of the other."""
-        mean, own = self.mean.to(other.mean.device), self.squares.to(other.mean.device)
+        mean = self.mean.to(other.mean.device)
+        own = self.squares.to(other.mean.device)
         weight = self.weight + other.weight
         share = other.weight / weight
         apart = other.mean - mean
@@ -190,7 +192,9 @@ class RunningNorm(Transform):
             raise ValueError(f"decay must be in [0, 1], got {decay}")
         if not 0 <= eps < math.inf:
             raise ValueError(f"eps must be at least 0, got {eps}")
-        self.decay, self.eps, self.frozen = decay, eps, False
+        self.decay = decay
+        self.eps = eps
+        self.frozen = False
         self._statistics: Mapping[NestedKey, Moments] = {}  # replaced as a whole, so that readers need no lock
 
     def _dims(self, batch_dims: int) -> int:
@@ -217,17 +221,18 @@ class RunningNorm(Transform):
     def _updated(self, data: TensorDictBase) -> Mapping[NestedKey, Moments]:
         updated = dict(self._statistics)
         for key, value in self._values(data, self.in_keys):
-            kept, dims = updated.get(key), self._dims(data.ndim)
+            moments = updated.get(key)
+            dims = self._dims(data.ndim)
             shape = value.shape[dims:]
-            self._check_shape(key, kept, shape)
+            self._check_shape(key, moments, shape)
             if not value.numel():
                 continue
             new = Moments.of(value.reshape(-1, *shape))
             if not new.is_finite():
                 raise ValueError(f"{type(self).__name__}: {key!r} has infinities or NaNs, or squares that overflow")
-            past, each = self._weights(new.weight)
-            new = new.times(each)
-            updated[key] = new if kept is None else kept.times(past).merged(new)
+            past, weight = self._weights(new.weight)
+            new = new.times(weight)
+            updated[key] = new if moments is None else moments.times(past).merged(new)
         return updated
 
     def _values(self, data: TensorDictBase, keys: Iterable[NestedKey]) -> Iterator[tuple[NestedKey, Tensor]]:
@@ -238,20 +243,20 @@ class RunningNorm(Transform):
             if value is not None:
                 yield key, _real(key, value)
 
-    def _check_shape(self, key: NestedKey, kept: Moments | None, shape: Sequence[int]) -> None:
-        if kept is not None and tuple(shape) != tuple(kept.mean.shape):
+    def _check_shape(self, key: NestedKey, moments: Moments | None, shape: Sequence[int]) -> None:
+        if moments is not None and tuple(shape) != tuple(moments.mean.shape):
             raise ValueError(
                 f"{type(self).__name__}: {key!r} has values of shape {list(shape)}, its statistics are of "
-                f"{list(kept.mean.shape)}"
+                f"{list(moments.mean.shape)}"
             )
 
     def _moments(self, key: NestedKey, statistics: Mapping[NestedKey, Moments]) -> Moments:
-        kept = statistics.get(key)
-        if kept is None:
+        moments = statistics.get(key)
+        if moments is None:
             raise RuntimeError(
                 f"{type(self).__name__} has no statistics of {key!r} yet: write data to the buffer, or call update()"
             )
-        return kept
+        return moments
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self.training:
@@ -270,25 +275,26 @@ class RunningNorm(Transform):
 
     def _normalize(self, data: TensorDictBase, statistics: Mapping[NestedKey, Moments]) -> TensorDictBase:
         """Normalize all entries by the same statistics: a thread may be updating them."""
-        made = {}
+        normalized = {}
         for key, value in self._values(data, self.in_keys):
-            kept = self._moments(key, statistics)
-            self._check_shape(key, kept, value.shape[self._dims(data.ndim) :])
-            made[key] = self._normalized(kept, _as_floating(value))
+            moments = self._moments(key, statistics)
+            self._check_shape(key, moments, value.shape[self._dims(data.ndim) :])
+            normalized[key] = self._normalized(moments, _as_floating(value))
         names = zip(self.in_keys, self.out_keys, strict=True)
-        put(type(self).__name__, data, [(name, made[key]) for key, name in names if key in made])
+        put(type(self).__name__, data, [(name, normalized[key]) for key, name in names if key in normalized])
         return data
 
-    def _normalized(self, kept: Moments, value: Tensor) -> Tensor:
+    def _normalized(self, moments: Moments, value: Tensor) -> Tensor:
         # The mean is two numbers: one alone is off by more than small variances if it is large.
         dtype = torch.promote_types(value.dtype, torch.float32)
         kind = dtype, value.device, self.eps
-        if kind not in kept.ready:
+        if kind not in moments.ready:
             with torch.inference_mode(False):  # gradients may be asked of the next values
-                mean, deviation = kept.mean.to(value.device), self._deviation(kept.variance).to(value.device, dtype)
+                mean = moments.mean.to(value.device)
+                deviation = self._deviation(moments.variance).to(value.device, dtype)
                 near = mean.to(dtype)
-                kept.ready[kind] = near, (mean - near).to(dtype), deviation
-        near, rest, deviation = (_laid_out(each, value) for each in kept.ready[kind])
+                moments.ready[kind] = near, (mean - near).to(dtype), deviation
+        near, rest, deviation = (_laid_out(statistic, value) for statistic in moments.ready[kind])
         return (value.to(dtype) - near).sub_(rest).div_(deviation).to(value.dtype)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -318,30 +324,38 @@ class RunningNorm(Transform):
 
         RuntimeError where an entry has no statistics yet. Of entries that may be missing one is enough.
         """
-        statistics, dtype, fixed = self._statistics, torch.get_default_dtype(), []
+        statistics = self._statistics
+        dtype = torch.get_default_dtype()
+        fixed = []
         for key, name in zip(self.in_keys, self.out_keys, strict=True):
             if key not in statistics and self.missing_tolerance and statistics:
                 continue
-            kept = self._moments(key, statistics)
-            loc, scale = kept.mean.to(dtype), self._deviation(kept.variance).to(dtype)
+            moments = self._moments(key, statistics)
+            loc = moments.mean.to(dtype)
+            scale = self._deviation(moments.variance).to(dtype)
             fixed.append(ObservationNorm(loc, scale, [key], [name], standard_normal=True, eps=self.eps))
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
     @property
     def loc(self) -> TensorDict:
         """The means, in the default dtype."""
-        return TensorDict({key: kept.mean.to(torch.get_default_dtype()) for key, kept in self._statistics.items()})
+        return TensorDict(
+            {key: moments.mean.to(torch.get_default_dtype()) for key, moments in self._statistics.items()}
+        )
 
     @property
     def scale(self) -> TensorDict:
         """The divisors, in the default dtype."""
-        deviations = {key: self._deviation(kept.variance) for key, kept in self._statistics.items()}
-        return TensorDict({key: each.to(torch.get_default_dtype()) for key, each in deviations.items()})
+        deviations = {key: self._deviation(moments.variance) for key, moments in self._statistics.items()}
+        return TensorDict({key: deviation.to(torch.get_default_dtype()) for key, deviation in deviations.items()})
 
     def get_extra_state(self) -> dict[str, Any]:
         """The statistics by entry."""
-        kept = self._statistics.items()
-        return {repr(key): {"weight": each.weight, "mean": each.mean, "squares": each.squares} for key, each in kept}
+        items = self._statistics.items()
+        return {
+            repr(key): {"weight": moments.weight, "mean": moments.mean, "squares": moments.squares}
+            for key, moments in items
+        }
 
     def set_extra_state(self, state: Any) -> None:
         """Load statistics. TypeError or ValueError for wrong ones, and for those of other entries."""
@@ -350,12 +364,16 @@ class RunningNorm(Transform):
             raise ValueError(f"statistics of {', '.join(names)} are needed, got {state!r}")
         loaded = {}
         for name, fields in state.items():
-            each, key = Moments(**fields), names[name]
-            alike = each.mean.dtype == each.squares.dtype == torch.float64 and each.mean.shape == each.squares.shape
-            if not alike or not each.is_finite() or not each.weight > 0 or bool((each.squares < 0).any()):
+            moments = Moments(**fields)
+            key = names[name]
+            alike = (
+                moments.mean.dtype == moments.squares.dtype == torch.float64
+                and moments.mean.shape == moments.squares.shape
+            )
+            if not alike or not moments.is_finite() or not moments.weight > 0 or bool((moments.squares < 0).any()):
                 raise ValueError(f"statistics of {name} are finite float64 tensors of one shape, got {fields!r}")
-            self._check_shape(key, self._statistics.get(key), each.mean.shape)
-            loaded[key] = Moments(each.weight, each.mean.clone(), each.squares.clone())
+            self._check_shape(key, self._statistics.get(key), moments.mean.shape)
+            loaded[key] = Moments(moments.weight, moments.mean.clone(), moments.squares.clone())
         with _UPDATES:
             self._statistics = loaded
 
@@ -418,16 +436,18 @@ class VecNormV2(RunningNorm):
         return variance.sqrt().clamp_min(self.eps)
 
 
-def _laid_out(each: Tensor, value: Tensor) -> Tensor:
+def _laid_out(statistic: Tensor, value: Tensor) -> Tensor:
     """A location or scale on the device and in the memory order of its values: 4 times as fast for channels last."""
-    each = each.to(value.device) if each.ndim else each  # numbers go with values on any device
+    statistic = statistic.to(value.device) if statistic.ndim else statistic  # numbers go with values on any device
     if value.is_contiguous():
-        return each
-    while each.ndim and each.shape[0] == 1:
-        each = each.squeeze(0)
-    if each.ndim < 2 or math.prod(value.shape[-each.ndim :]) * 4 > value.numel():
-        return each
-    return torch.empty_like(value[(0,) * (value.ndim - each.ndim)], dtype=each.dtype, requires_grad=False).copy_(each)
+        return statistic
+    while statistic.ndim and statistic.shape[0] == 1:
+        statistic = statistic.squeeze(0)
+    if statistic.ndim < 2 or math.prod(value.shape[-statistic.ndim :]) * 4 > value.numel():
+        return statistic
+    return torch.empty_like(
+        value[(0,) * (value.ndim - statistic.ndim)], dtype=statistic.dtype, requires_grad=False
+    ).copy_(statistic)
 
 
 def _as_floating(value: Tensor) -> Tensor:

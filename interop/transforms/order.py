@@ -53,8 +53,12 @@ class Order:
         dim_extend: int = 0,
         sample_unit: "SampleUnit | None" = None,
     ) -> None:
-        self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
-        self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage.ring.cursor
+        self._storage = storage
+        self._index = index
+        self._info = info
+        self._dim_extend = dim_extend
+        self._shape = torch.Size(storage.shape or (len(storage),))
+        self._end = storage.ring.cursor
         self._sampler = sampler
         self._runs: tuple[Tensor, Tensor] | None = None  # of which run each item is, and which step of it
         if info is not None:
@@ -94,15 +98,17 @@ class Order:
         if batch_size[:dims] != slots.shape:
             if batch_size.numel() != slots.numel():
                 return None
-            slots, dims = slots.reshape(batch_size), len(batch_size)
+            slots = slots.reshape(batch_size)
+            dims = len(batch_size)
         elif time >= dims:
             return None
         if self._runs is not None:
-            number, step = (each.reshape(batch_size[:dims]).movedim(time, -1) for each in self._runs)
+            number, step = (run_part.reshape(batch_size[:dims]).movedim(time, -1) for run_part in self._runs)
             return (number[..., 1:] == number[..., :-1]) & (step[..., 1:] - step[..., :-1] == 1)
         lanes = shape[1:].numel()
         slots = slots.movedim(time, -1)
-        rows, lane = slots // lanes, slots % lanes
+        rows = slots // lanes
+        lane = slots % lanes
         capacity = self._storage.max_size // lanes
         follows = ((rows[..., 1:] - rows[..., :-1]) % capacity == 1) & (lane[..., 1:] == lane[..., :-1])
         follows &= rows[..., 1:] != self._end
@@ -113,10 +119,10 @@ class Order:
         if self._info is not None and not isinstance(self._index, tuple):
             return self._index
         if self._info is not None:
-            found = self._index[0]
-            for size, each in zip(shape[1:], self._index[1:], strict=True):
-                found = found * size + each
-            return found
+            slots = self._index[0]
+            for size, coordinate in zip(shape[1:], self._index[1:], strict=True):
+                slots = slots * size + coordinate
+            return slots
         grid = torch.arange(shape.numel(), device="cpu").reshape(shape)
         return grid.transpose(0, self._dim_extend)[self._index]
 
@@ -132,22 +138,24 @@ def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tenso
         padding = ~mask.reshape(-1).cpu()
     begins = torch.zeros(count, dtype=torch.bool, device="cpu")
     begins[:1] = True
-    lengths, ends = sampler.slice_lengths(), info.get(getattr(sampler, "truncated_key", None))
+    lengths = sampler.slice_lengths()
+    ends = info.get(getattr(sampler, "truncated_key", None))
     if lengths is not None and lengths.sum() == count:
         begins[torch.from_numpy(lengths.cumsum() - lengths)] = True
     elif isinstance(ends, Tensor) and ends.numel() == count:  # of a sampler of a user
         begins[1:] = ends.reshape(-1)[:-1].cpu() | (padding[:-1] & ~padding[1:])
     else:
         return None
-    number, place = begins.cumsum(0), torch.arange(count, device="cpu")
+    number = begins.cumsum(0)
+    place = torch.arange(count, device="cpu")
     step = place - place.where(begins, 0).cummax(0).values
     return number.where(~padding, -1 - place), step
 
 
 def _windows(info: dict[Any, Any], count: int) -> tuple[Tensor, Tensor] | None:
     """The window of each item, int64 [count], and its step there; None without windows. Padding is no part of one."""
-    found = [info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask")]
-    flat = (each.reshape(-1) if isinstance(each, Tensor) and each.numel() == count else None for each in found)
+    entries = [info.get(key) for key in ("sequence_id", "step_in_sequence", "validity_mask")]
+    flat = (entry.reshape(-1) if isinstance(entry, Tensor) and entry.numel() == count else None for entry in entries)
     number, step, valid = flat
     if number is None or step is None or valid is None:
         return None
@@ -183,9 +191,9 @@ def breaks_in_buffer(marks: StepMarks) -> np.ndarray | None:
     follows = follows_in_buffer(marks.batch, marks.time)
     if follows is None:
         return None
-    found = np.zeros((marks.lanes, marks.batch[marks.time]), np.bool_)
-    found[:, 1:] = ~follows.reshape(marks.lanes, -1).numpy()
-    return found
+    breaks = np.zeros((marks.lanes, marks.batch[marks.time]), np.bool_)
+    breaks[:, 1:] = ~follows.reshape(marks.lanes, -1).numpy()
+    return breaks
 
 
 def refuse_several(name: str, batch_size: torch.Size, time: int) -> None:

@@ -65,13 +65,15 @@ class MultiStepTransform(Transform):
         only_named_keys: bool = False,
     ) -> None:
         super().__init__()
-        self.n_steps, self.gamma = n_steps, gamma
+        self.n_steps = n_steps
+        self.gamma = gamma
         self.reward_keys: Any = ["reward"] if reward_keys is None else reward_keys
         self.done_key: Any = "done" if done_key is None else done_key
         self.done_keys: Any = ["done", "truncated", "terminated"] if done_keys is None else done_keys
         self.mask_key: Any = "mask" if mask_key is None else mask_key
         self.last_flags = last_flags
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
         self._waiting = WaitingFrames()
 
     @property
@@ -101,15 +103,17 @@ class MultiStepTransform(Transform):
     def inv(self, tensordict: TensorDictBase) -> Any:
         """The complete transitions; None if there are none. The tensordict is not changed."""
         _refuse_other_time(self)
-        new, keys, n = rollout(self, tensordict), RolloutKeys.of(self), self._n_steps
-        found, self._waiting = self._waiting.followed_by(new, keys, self._gamma, n)
-        return found
+        new = rollout(self, tensordict)
+        keys = RolloutKeys.of(self)
+        n = self._n_steps
+        transitions, self._waiting = self._waiting.followed_by(new, keys, self._gamma, n)
+        return transitions
 
     def flush(self) -> TensorDictBase | None:
         """The transitions of the waiting frames as the end of the stream; None if no frames wait. None wait afterwards."""
-        found = self._waiting.as_end(RolloutKeys.of(self), self._gamma, self._n_steps)
+        transitions = self._waiting.as_end(RolloutKeys.of(self), self._gamma, self._n_steps)
         self._waiting = WaitingFrames()
-        return found
+        return transitions
 
     def snapshot(self) -> Any:
         return self._waiting
@@ -129,9 +133,12 @@ class MultiStepTransform(Transform):
         waiting = {"stored": None, "interleaved": False}  # not in states of earlier versions
         if not isinstance(state, Mapping) or set(state) | set(waiting) != _STATE:
             raise TypeError(f"the state of a MultiStepTransform has {', '.join(sorted(_STATE))}, got {state!r}")
-        n, gamma = checks.as_int("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
+        n = checks.as_int("n_steps", state["n_steps"])
+        gamma = returns.as_discount(state["gamma"])
         frames = WaitingFrames.from_plain({**waiting, **state})
-        self._n_steps, self._gamma, self._waiting = n, gamma, frames
+        self._n_steps = n
+        self._gamma = gamma
+        self._waiting = frames
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n_steps={self._n_steps}, gamma={self._gamma})"
@@ -169,11 +176,12 @@ class Reward2GoTransform(Transform):
         traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
-        found = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
-        stored = found if out_keys is None else as_keys("out_keys", out_keys)
-        super().__init__(found, stored, in_keys_inv=stored, out_keys_inv=found)
+        keys = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
+        stored = keys if out_keys is None else as_keys("out_keys", out_keys)
+        super().__init__(keys, stored, in_keys_inv=stored, out_keys_inv=keys)
         self.done_key = done_key
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
         value = returns.as_discount(1.0 if gamma is None else gamma)
         self.register_buffer("gamma", torch.tensor(value, dtype=torch.float64, device="cpu"))
 
@@ -185,7 +193,8 @@ class Reward2GoTransform(Transform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         _refuse_other_time(self)
-        time, path = rollout(self, tensordict).ndim - 1, ("next", *as_path(self.done_key))
+        time = rollout(self, tensordict).ndim - 1
+        path = ("next", *as_path(self.done_key))
         keys = keys_of(self.traj_key, [path], self.only_named_keys)
         marks = StepMarks.of(tensordict, time, keys)
         is_optional = path == ("next", "done") and any(marks.keys.groups()[:3])
@@ -193,7 +202,8 @@ class Reward2GoTransform(Transform):
         device = tensordict.get(self.out_keys_inv[0], done).device
         if done is None:
             done = torch.zeros(tensordict.batch_size, dtype=torch.bool, device=device)
-        steps, flags = SideBySide.of(marks, device), returns.flags(done)
+        steps = SideBySide.of(marks, device)
+        flags = returns.flags(done)
         self._refuse_endless(steps, flags, path)
         ends = steps.all_stops(flags)
         for source, stored in zip(self.out_keys_inv, self.in_keys_inv, strict=True):
@@ -203,8 +213,8 @@ class Reward2GoTransform(Transform):
                     f"{source!r} is {list(reward.shape)} and the flags of ends are {list(ends.shape)}: one for each, or for "
                     "each step, is needed"
                 )
-            found = returns.returns_to_go(steps.arranged(reward), ends, float(self.gamma), time)
-            tensordict.set(stored, steps.restored(found))
+            rewards_to_go = returns.returns_to_go(steps.arranged(reward), ends, float(self.gamma), time)
+            tensordict.set(stored, steps.restored(rewards_to_go))
         return tensordict
 
     def _refuse_endless(self, steps: SideBySide, done: Tensor, path: tuple[Any, ...]) -> None:
@@ -212,7 +222,8 @@ class Reward2GoTransform(Transform):
         time = steps.marks.time
         if not done.numel():
             return
-        flagged, divided = steps.marks.ends, None
+        flagged = steps.marks.ends
+        divided = None
         if flagged is not None:
             divided = flagged.any(time)
         if divided is None or not divided.all():  # another trajectory that follows is an end, too
@@ -263,11 +274,12 @@ class RewardSum(Transform):
         traj_key: NestedKey | None = None,
         only_named_keys: bool = False,
     ) -> None:
-        found = as_keys("in_keys", "reward" if in_keys is None else in_keys)
-        beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in found]
-        super().__init__(found, beside if out_keys is None else out_keys)
+        keys = as_keys("in_keys", "reward" if in_keys is None else in_keys)
+        beside = [(*as_path(key)[:-1], f"episode_{as_path(key)[-1]}") for key in keys]
+        super().__init__(keys, beside if out_keys is None else out_keys)
         self.time_dim = time_dim
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RewardSum", next_tensordict)
@@ -277,7 +289,9 @@ class RewardSum(Transform):
         else:
             keys = keys_of(self.traj_key, (), self.only_named_keys)
         marks = StepMarks.of(next_tensordict, time, keys)
-        breaks, orders, ready = breaks_in_buffer(marks), dict[torch.device, SideBySide](), []
+        breaks = breaks_in_buffer(marks)
+        orders = dict[torch.device, SideBySide]()
+        ready = []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             reward = self._get(next_tensordict, key)
             if reward is None:
@@ -309,7 +323,7 @@ def _done(data: TensorDictBase, key: NestedKey) -> Tensor | None:
     is_after = path[0] == "next"
     around = path[1:-1] if is_after else path[:-1]
     places = [around[:depth] for depth in range(len(around), -1, -1)]
-    for place in [*(("next", *each) for each in places), *(() if is_after else places)]:
+    for place in [*(("next", *done_path) for done_path in places), *(() if is_after else places)]:
         done = _flag(data, place)
         if done is not None:
             return done

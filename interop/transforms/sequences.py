@@ -65,11 +65,14 @@ class RandomCropTensorDict(Transform):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
         self.generator = generator
-        self.traj_key, self.only_named_keys = checked_key("traj_key", traj_key), bool(only_named_keys)
+        self.traj_key = checked_key("traj_key", traj_key)
+        self.only_named_keys = bool(only_named_keys)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RandomCropTensorDict", next_tensordict)
-        shape, dim, length = next_tensordict.batch_size, self.sample_dim, self.sub_seq_len
+        shape = next_tensordict.batch_size
+        dim = self.sample_dim
+        length = self.sub_seq_len
         if not -len(shape) <= dim < len(shape):
             raise RuntimeError(f"RandomCropTensorDict: there is no sample_dim={dim} in a batch size of {list(shape)}")
         dim %= len(shape)
@@ -96,7 +99,8 @@ class RandomCropTensorDict(Transform):
 
     def _starts(self, steps: SideBySide, valid: Tensor) -> Tensor:
         """A random place of `steps` for each sequence, where a window of one trajectory begins. RuntimeError for none."""
-        length, time = self.sub_seq_len, steps.marks.time
+        length = self.sub_seq_len
+        time = steps.marks.time
         shape = steps.marks.batch
         source = valid.device if self.generator is None else self.generator.device
         shares = torch.rand(valid.shape, generator=self.generator, device=source, dtype=torch.float64).to(valid.device)
@@ -114,9 +118,9 @@ class RandomCropTensorDict(Transform):
         for step in range(length - 1):  # no window goes on behind the end of a trajectory
             allowed[..., : shape[time] - step] &= ~stop[..., step:]
         for mask in masks:
-            kept = steps.arranged(mask.to(valid.device)).movedim(time, -1)
+            is_chosen = steps.arranged(mask.to(valid.device)).movedim(time, -1)
             for step in range(length):
-                allowed[..., : shape[time] - step] &= kept[..., step:]
+                allowed[..., : shape[time] - step] &= is_chosen[..., step:]
         count = allowed.sum(-1)
         if not bool((count > 0).all()):
             raise RuntimeError(
@@ -134,13 +138,14 @@ class RandomCropTensorDict(Transform):
 
     def _valid_steps(self, data: TensorDictBase, dim: int) -> Tensor:
         """The number of steps of each sequence by the mask, of the shape of the other batch dims."""
-        key, shape = self.mask_key, data.batch_size
+        key = self.mask_key
+        shape = data.batch_size
         mask = data.get(key, None)
         if mask is None:
             raise missing("RandomCropTensorDict", key, data)
         if not isinstance(mask, Tensor) or mask.shape != shape or mask.dtype != torch.bool:
-            found = f"{mask.dtype} of {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(f"RandomCropTensorDict: the mask {key!r} must be bool of shape {list(shape)}, got {found}")
+            came = f"{mask.dtype} of {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"RandomCropTensorDict: the mask {key!r} must be bool of shape {list(shape)}, got {came}")
         moved = mask.movedim(dim, -1)
         if bool((moved[..., 1:] & ~moved[..., :-1]).any()):
             raise ValueError(
@@ -180,16 +185,17 @@ class BurnInTransform(Transform):
         self, modules: Sequence[TensorDictModuleBase], burn_in: int, out_keys: Sequence[NestedKey] | None = None
     ) -> None:
         super().__init__()
-        given = [modules] if isinstance(modules, TensorDictModuleBase) else list(modules)
-        for each in given:
-            if not isinstance(each, TensorDictModuleBase):
-                raise TypeError(f"modules must be TensorDictModules, got a {type(each).__name__}")
-        self.__dict__["_run"] = tuple(given)
+        module_list = [modules] if isinstance(modules, TensorDictModuleBase) else list(modules)
+        for module in module_list:
+            if not isinstance(module, TensorDictModuleBase):
+                raise TypeError(f"modules must be TensorDictModules, got a {type(module).__name__}")
+        self.__dict__["_run"] = tuple(module_list)
         self.burn_in = whole("burn_in", burn_in, least=0)
-        read, written = dict[NestedKey, None](), dict[NestedKey, None]()
-        for each in given:
-            read |= {key: None for key in each.in_keys if key not in written}
-            written |= dict.fromkeys(each.out_keys)
+        read = dict[NestedKey, None]()
+        written = dict[NestedKey, None]()
+        for module in module_list:
+            read |= {key: None for key in module.in_keys if key not in written}
+            written |= dict.fromkeys(module.out_keys)
         carried = [now for now in map(before_key, written) if now is not None]
         self.in_keys = list(read)
         self.out_keys = carried if out_keys is None else as_keys("out_keys", out_keys)
@@ -220,7 +226,8 @@ class BurnInTransform(Transform):
                 "as split_trajectories does"
             )
         goes_on = ~steps.stops[..., self.burn_in - 1]
-        first, rest = data[..., : self.burn_in].copy(), data[..., self.burn_in :].copy()
+        first = data[..., : self.burn_in].copy()
+        rest = data[..., self.burn_in :].copy()
         with torch.no_grad():
             for module in self._run:
                 first = module(first)
@@ -229,21 +236,21 @@ class BurnInTransform(Transform):
             state = first.get(("next", *as_path(key)))
             expect_tensor("BurnInTransform", key, state)
             state = state.select(time, -1)
-            held = rest.get(key, None)
+            state_after = rest.get(key, None)
             shape = (*rest.batch_size, *state.shape[time:])
-            if held is None:
-                held = state.new_zeros(shape)
-            elif held.shape != shape or not torch.can_cast(state.dtype, held.dtype):
+            if state_after is None:
+                state_after = state.new_zeros(shape)
+            elif state_after.shape != shape or not torch.can_cast(state.dtype, state_after.dtype):
                 raise TypeError(
-                    f"BurnInTransform: {key!r} is {held.dtype} of {list(held.shape)}, the modules write {state.dtype} of "
-                    f"{list(shape)}"
+                    f"BurnInTransform: {key!r} is {state_after.dtype} of {list(state_after.shape)}, the modules write "
+                    f"{state.dtype} of {list(shape)}"
                 )
             else:
-                held = held.detach().clone()
-            into = held.select(time, 0)
-            kept = goes_on.to(into.device).reshape(*goes_on.shape, *(1 for _ in into.shape[time:]))
-            into.copy_(torch.where(kept, state.to(into), into))
-            rest.set(key, held)
+                state_after = state_after.detach().clone()
+            into = state_after.select(time, 0)
+            is_kept = goes_on.to(into.device).reshape(*goes_on.shape, *(1 for _ in into.shape[time:]))
+            into.copy_(torch.where(is_kept, state.to(into), into))
+            rest.set(key, state_after)
         return rest
 
     def __repr__(self) -> str:

@@ -77,9 +77,26 @@ class DimOfOne(TensorTransform):
 class UnsqueezeTransform(DimOfOne):
     """Adds a dim of size 1, at `dim` of the result; removes it when data is written. Arguments as for `DimOfOne`."""
 
-    def __init__(self, dim: int, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
-        self.unsqueeze_dim, self.least_dims = self.dim, -self.dim - 1
+    def __init__(
+        self,
+        dim: int,
+        *,
+        allow_positive_dim: bool = False,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ) -> None:
+        super().__init__(
+            dim,
+            allow_positive_dim=allow_positive_dim,
+            in_keys=in_keys,
+            out_keys=out_keys,
+            in_keys_inv=in_keys_inv,
+            out_keys_inv=out_keys_inv,
+        )
+        self.unsqueeze_dim = self.dim
+        self.least_dims = -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.unsqueeze(self.dim)
@@ -91,9 +108,26 @@ class UnsqueezeTransform(DimOfOne):
 class SqueezeTransform(DimOfOne):
     """Removes a dim of size 1; leaves other sizes. Adds it when data is written. Arguments as for `DimOfOne`."""
 
-    def __init__(self, dim: int, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
-        self.squeeze_dim, self.least_dims_inv = self.dim, -self.dim - 1
+    def __init__(
+        self,
+        dim: int,
+        *,
+        allow_positive_dim: bool = False,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ) -> None:
+        super().__init__(
+            dim,
+            allow_positive_dim=allow_positive_dim,
+            in_keys=in_keys,
+            out_keys=out_keys,
+            in_keys_inv=in_keys_inv,
+            out_keys_inv=out_keys_inv,
+        )
+        self.squeeze_dim = self.dim
+        self.least_dims_inv = -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.squeeze(self.dim)
@@ -148,7 +182,9 @@ class ExpandAs(TensorTransform):
 
     def __init__(self, in_key: NestedKey, ref_key: NestedKey, out_key: NestedKey | None = None) -> None:
         super().__init__([in_key], None if out_key is None else [out_key])
-        self.in_key, self.ref_key, self.out_key = self.in_keys[0], as_key("ref_key", ref_key), self.out_keys[0]
+        self.in_key = self.in_keys[0]
+        self.ref_key = as_key("ref_key", ref_key)
+        self.out_key = self.out_keys[0]
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("ExpandAs", next_tensordict)
@@ -159,7 +195,7 @@ class ExpandAs(TensorTransform):
         def expanded(value: Tensor) -> Tensor:
             return value.reshape(*value.shape, *(1 for _ in like.shape[value.ndim :])).expand(like.shape)
 
-        return self._each(next_tensordict, self.in_keys, self.out_keys, expanded)
+        return self._for_each_entry(next_tensordict, self.in_keys, self.out_keys, expanded)
 
 
 class FlattenTensorDict(Transform):
@@ -187,9 +223,9 @@ class FlattenTensorDict(Transform):
 
 def as_dim(name: str, dim: Any, positive: bool = False, error: type[Exception] = ValueError) -> int:
     """A dim as an int, negative unless `positive` ones are allowed."""
-    found = whole(name, dim, least=-(2**31))
-    if found >= 0 and not positive:
+    integer = whole(name, dim, least=-(2**31))
+    if integer >= 0 and not positive:
         raise error(
             f"{name} must be negative, so that data of all batch sizes fits, got {dim}: allow_positive_dim=True takes it"
         )
-    return found
+    return integer

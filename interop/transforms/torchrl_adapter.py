@@ -47,12 +47,12 @@ def as_torchrl(transform: Any, *, specs: Mapping[NestedKey, Any] | None = None) 
     if isinstance(transform, envs.Transform):
         return transform
     if isinstance(transform, Compose):
-        return envs.Compose(*(as_torchrl(each, specs=specs) for each in transform))
-    found = as_transform(transform)
+        return envs.Compose(*(as_torchrl(part, specs=specs) for part in transform))
+    adapted = as_transform(transform)
     from interop.specs.beside_torchrl import to_torchrl  # here: programs without torchrl need no specs
 
-    known = {key: to_torchrl(spec) for key, spec in (specs or {}).items()}
-    return _class(envs.Transform)(found if isinstance(found, Transform) else TwoWay(found), known)
+    torchrl_specs = {key: to_torchrl(spec) for key, spec in (specs or {}).items()}
+    return _class(envs.Transform)(adapted if isinstance(adapted, Transform) else TwoWay(adapted), torchrl_specs)
 
 
 class TwoWay(Call):
@@ -73,14 +73,17 @@ class Adapter:
 
     transform: Transform
     specs: dict[NestedKey, Any]
-    in_keys, out_keys = _keys("in_keys"), _keys("out_keys")
-    in_keys_inv, out_keys_inv = _keys("in_keys_inv"), _keys("out_keys_inv")
+    in_keys = _keys("in_keys")
+    out_keys = _keys("out_keys")
+    in_keys_inv = _keys("in_keys_inv")
+    out_keys_inv = _keys("out_keys_inv")
 
     def __init__(self, transform: Transform, specs: dict[NestedKey, Any]) -> None:
         super().__init__()
-        self.transform, self.specs = transform, specs
+        self.transform = transform
+        self.specs = specs
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # what the transform takes
         return self.transform(*args, **kwargs)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -108,51 +111,54 @@ class Adapter:
 
     def transform_output_spec(self, output_spec: Spec) -> Spec:
         """The specs of the result of a step. ValueError if the batch size changes."""
-        found, places = output_spec.clone(), _places(output_spec)
-        first, *others = (part.zero() for part in output_spec.values() if part is not None)
-        for other in others:
+        changed_spec = output_spec.clone()
+        places = _places(output_spec)
+        first, *further = (part.zero() for part in output_spec.values() if part is not None)
+        for other in further:
             first.update(other)
         zeros = {key: first.get(key) for key in places}  # held: an id is of one tensor only while it lives
-        names, size = {id(value): key for key, value in zeros.items()}, first.batch_size
+        names = {id(value): key for key, value in zeros.items()}
+        size = first.batch_size
         with self._dry_run() as twin:
             result = twin.on_step(first)
             if not is_tensor_collection(result) or result.batch_size != size:
                 became = list(result.batch_size) if is_tensor_collection(result) else type(result).__name__
                 raise ValueError(f"the batch size of a step, {list(size)}, became {became}: it must not change")
-        made = {key: result.get(key) for key in result.keys(True, True, is_leaf=is_leaf_nontensor)}
-        for key in places.keys() - made.keys():
-            del found[places[key]]
+        leaves = {key: result.get(key) for key in result.keys(True, True, is_leaf=is_leaf_nontensor)}
+        for key in places.keys() - leaves.keys():
+            del changed_spec[places[key]]
         read = dict(zip(self.out_keys, self.in_keys, strict=False))  # tells rewards from observations
-        for key, value in made.items():
+        for key, value in leaves.items():
             source = names.get(id(value))
             place = places.get(key) or places.get(read.get(key, source), ("full_observation_spec",))
             if key in self.specs or source != key:
                 same: Spec = _unbounded(value) if source is None else output_spec[places[source]]
                 spec: Spec = self.specs.get(key, same)
-                found[unravel_key((place[0], key))] = spec.clone()
-        return found
+                changed_spec[unravel_key((place[0], key))] = spec.clone()
+        return changed_spec
 
     def transform_input_spec(self, input_spec: Spec) -> Spec:
         """The specs of the data that a step takes. An entry that `inv` writes is replaced by the one that it reads."""
-        found, places = input_spec.clone(), _places(input_spec)
+        changed_spec = input_spec.clone()
+        places = _places(input_spec)
         pairs = dict(zip(self.in_keys_inv, self.out_keys_inv, strict=False))
         for key in places.keys() & pairs.keys():
-            del found[places[key]]
+            del changed_spec[places[key]]
         with self._dry_run() as twin:
             for key, place in places.items():
                 outer = pairs.get(key, key)
                 if outer in self.specs:
-                    found[unravel_key((place[0], outer))] = self.specs[outer].clone()
+                    changed_spec[unravel_key((place[0], outer))] = self.specs[outer].clone()
                 elif key in pairs:
                     value = input_spec[place].zero()
-                    made = twin.read_tensor(value)
-                    spec = input_spec[place] if made is value else _unbounded(made)
-                    found[unravel_key((place[0], outer))] = spec.clone()
-        return found
+                    read = twin.read_tensor(value)
+                    spec = input_spec[place] if read is value else _unbounded(read)
+                    changed_spec[unravel_key((place[0], outer))] = spec.clone()
+        return changed_spec
 
     def transform_env_device(self, device: Any) -> Any:
-        found = getattr(self.transform, "device", None)
-        return device if found is None else torch.device(found)
+        own = getattr(self.transform, "device", None)
+        return device if own is None else torch.device(own)
 
     def _in_environment(self) -> bool:
         try:
@@ -173,7 +179,9 @@ class Adapter:
                 raise
 
     def __reduce__(self) -> Any:
-        base = next(each for each in type(self).__mro__ if each.__module__.startswith("torchrl."))
+        base = next(
+            torchrl_base for torchrl_base in type(self).__mro__ if torchrl_base.__module__.startswith("torchrl.")
+        )
         return _blank, (base,), self.__getstate__()
 
     def __repr__(self) -> str:
@@ -187,8 +195,8 @@ def _class(base: type) -> Any:
 
 def _blank(base: type) -> Any:
     """For copies: the class is made where it is needed, and a pickle names that of torchrl."""
-    made = _class(base)
-    return made.__new__(made)
+    blank_class = _class(base)
+    return blank_class.__new__(blank_class)
 
 
 def _unbounded(value: Any) -> Spec:

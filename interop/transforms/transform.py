@@ -45,17 +45,19 @@ class Transform(nn.Module):
         self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
     ) -> None:
         super().__init__()
-        self.in_keys, self.out_keys = as_keys("in_keys", in_keys), as_keys("out_keys", out_keys)
+        self.in_keys = as_keys("in_keys", in_keys)
+        self.out_keys = as_keys("out_keys", out_keys)
         self.in_keys_inv = as_keys("in_keys_inv", in_keys_inv)
         self.out_keys_inv = as_keys("out_keys_inv", out_keys_inv)
         for one, other in (("in_keys", "out_keys"), ("in_keys_inv", "out_keys_inv")):
-            first, second = getattr(self, one), getattr(self, other)
+            first = getattr(self, one)
+            second = getattr(self, other)
             if first and second and len(first) != len(second):
                 raise ValueError(f"{one} and {other} must be as many: got {first} and {second}")
         self.missing_tolerance = False
         self.__dict__["_container"] = None
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # the tensors of `in_keys`, by these names
         """The tensordict, transformed in place; or the tensors of `out_keys` for those of `in_keys`."""
         if len(args) == 1 and not kwargs and (is_tensor_collection(args[0]) or not self.in_keys):
             return self._call(args[0])
@@ -67,7 +69,7 @@ class Transform(nn.Module):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Transform a tensordict: the data of a buffer, or the result of a step of an environment."""
-        return self._each(next_tensordict, self.in_keys, self.out_keys, self._apply_transform)
+        return self._for_each_entry(next_tensordict, self.in_keys, self.out_keys, self._apply_transform)
 
     def _apply_transform(self, obs: Any) -> Any:
         """One transformed tensor."""
@@ -84,7 +86,7 @@ class Transform(nn.Module):
         """Transform each of `out_keys_inv` into the one of `in_keys_inv`, in place."""
         if not self.in_keys_inv:
             return tensordict
-        return self._each(tensordict, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
+        return self._for_each_entry(tensordict, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
 
     def _inv_apply_transform(self, state: Any) -> Any:
         """One tensor to store."""
@@ -116,7 +118,7 @@ class Transform(nn.Module):
     def forget(self) -> None:
         """Drop data that waits to be stored: the buffer was emptied."""
 
-    def _each(
+    def _for_each_entry(
         self,
         data: Any,
         sources: Sequence[NestedKey],
@@ -157,9 +159,9 @@ class Transform(nn.Module):
     def container(self) -> Any:
         """The buffer, or else the outermost chain, that it is part of; or None."""
         reference = self.__dict__["_container"]
-        held = None if reference is None else reference()
-        outer = held.container if isinstance(held, Transform) else None
-        return held if outer is None else outer
+        owner = None if reference is None else reference()
+        outer = owner.container if isinstance(owner, Transform) else None
+        return owner if outer is None else outer
 
     @property
     def parent(self) -> None:
@@ -169,10 +171,10 @@ class Transform(nn.Module):
     def set_container(self, container: Any) -> None:
         """Make this part of a chain or buffer. ValueError if it `keeps` state and is part of another one."""
         reference = self.__dict__["_container"]
-        held = None if reference is None else reference()
-        if self.keeps and container is not None and held is not None and held is not container:
+        owner = None if reference is None else reference()
+        if self.keeps and container is not None and owner is not None and owner is not container:
             raise ValueError(
-                f"{type(self).__name__} keeps state between writes and is part of a {type(held).__name__} already: give "
+                f"{type(self).__name__} keeps state between writes and is part of a {type(owner).__name__} already: give "
                 "each buffer a clone() of its own"
             )
         self.__dict__["_container"] = None if container is None else weakref.ref(container)
@@ -183,11 +185,11 @@ class Transform(nn.Module):
 
     def clone(self) -> Self:
         """A copy that is part of nothing. Tensors are shared."""
-        made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__, _container=None)
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, _container=None)
         for name in ("_parameters", "_buffers", "_modules"):
-            made.__dict__[name] = copy.copy(self.__dict__[name])
-        return made
+            twin.__dict__[name] = copy.copy(self.__dict__[name])
+        return twin
 
     def __copy__(self) -> Self:
         return self.clone()
@@ -235,14 +237,14 @@ class TensorTransform(Transform):
             needed = f"{least} dims are needed behind {data.batch_dims} batch dims"
             raise ValueError(f"{self._at(key, value)}: {needed}")
         try:
-            made = function(value)
+            result = function(value)
         except _NAMED as error:
             if type(error) not in _NAMED:
                 raise
             raise type(error)(f"{self._at(key, value)}: {error}") from error
-        if self.keeps_shape and made.shape != value.shape:
-            raise ValueError(f"{self._at(key, value)}: the result would be of shape {list(made.shape)}")
-        return made
+        if self.keeps_shape and result.shape != value.shape:
+            raise ValueError(f"{self._at(key, value)}: the result would be of shape {list(result.shape)}")
+        return result
 
     def _at(self, key: NestedKey, value: Tensor) -> str:
         return f"{type(self).__name__}: {key!r} of shape {list(value.shape)}"
@@ -259,10 +261,10 @@ def as_keys(name: str, keys: Any) -> list[NestedKey]:
     """A list of keys. A string or a tuple is one key, None is none."""
     if keys is None:
         return []
-    found = [keys] if isinstance(keys, str | tuple) else keys
-    if not isinstance(found, Iterable) or not all(map(_is_key, found := list(found))):
+    key_list = [keys] if isinstance(keys, str | tuple) else keys
+    if not isinstance(key_list, Iterable) or not all(map(_is_key, key_list := list(key_list))):
         raise TypeError(f"{name} must be a key or a list of keys (strings, or tuples of them), got {keys!r}")
-    return [unravel_key(key) for key in found]
+    return [unravel_key(key) for key in key_list]
 
 
 def as_key(name: str, key: Any) -> NestedKey:
@@ -311,7 +313,8 @@ def put(
     KeyError for an entry within one that is no tensordict, ValueError for a value without the batch dims that it needs,
     RuntimeError for a locked tensordict.
     """
-    entries, gone = list(entries), list(gone)
+    entries = list(entries)
+    gone = list(gone)
     for key, value in [*((key, None) for key in gone), *entries]:
         holder = data
         for step in as_path(key)[:-1]:
@@ -344,8 +347,8 @@ def tensors(data: TensorDictBase, path: tuple[str, ...] = ()) -> Iterator[tuple[
     A lazy stack gives those of each element, which may differ in shape and in keys.
     """
     if isinstance(data, LazyStackedTensorDict):
-        for each in data.tensordicts:
-            yield from tensors(each, path)
+        for item in data.tensordicts:
+            yield from tensors(item, path)
         return
     for name, value in list(data.items()):
         if isinstance(value, Tensor):

@@ -41,17 +41,18 @@ class RewardClipping(TensorTransform):
         super().__init__(in_keys, out_keys)
         if clamp_min is None and clamp_max is None:
             raise ValueError("give clamp_min, clamp_max or both")
-        low, high = _bound("clamp_min", clamp_min), _bound("clamp_max", clamp_max)
+        low = _bound("clamp_min", clamp_min)
+        high = _bound("clamp_max", clamp_max)
         if low is not None and high is not None and bool((low.to(high.device) > high).any()):
             raise ValueError(f"clamp_min must not be above clamp_max, got {clamp_min} and {clamp_max}")
         self.register_buffer("clamp_min", low)
         self.register_buffer("clamp_max", high)
 
     def _apply_transform(self, reward: Tensor) -> Tensor:
-        return reward.clamp(_held(self.clamp_min, reward), _held(self.clamp_max, reward))
+        return reward.clamp(_bound_for(self.clamp_min, reward), _bound_for(self.clamp_max, reward))
 
     def __repr__(self) -> str:
-        bounds = (f"{name}={_number(each)}" for name, each in self.named_buffers())
+        bounds = (f"{name}={_number(buffer)}" for name, buffer in self.named_buffers())
         return f"{type(self).__name__}({', '.join(bounds)}, keys={self.in_keys})"
 
 
@@ -84,15 +85,15 @@ class ClipTransform(TensorTransform):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         if low is None and high is None:
             raise TypeError("give low, high or both")
-        for name, each in (("low", _bound("low", low)), ("high", _bound("high", high))):
-            if each is not None and each.numel() != 1:
-                raise TypeError(f"{name} must be one number, got a tensor of shape {list(each.shape)}")
-            self.register_buffer(name, None if each is None else each.reshape(()).to(torch.get_default_dtype()))
+        for name, bound in (("low", _bound("low", low)), ("high", _bound("high", high))):
+            if bound is not None and bound.numel() != 1:
+                raise TypeError(f"{name} must be one number, got a tensor of shape {list(bound.shape)}")
+            self.register_buffer(name, None if bound is None else bound.reshape(()).to(torch.get_default_dtype()))
         if self.low is not None and self.high is not None and not bool(self.low < self.high):
             raise ValueError(f"low must be below high, got {low} and {high}")
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
-        return obs.clamp(_held(self.low, obs), _held(self.high, obs))
+        return obs.clamp(_bound_for(self.low, obs), _bound_for(self.high, obs))
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
         return self._apply_transform(state)
@@ -198,10 +199,11 @@ class UnaryTransform(Transform):
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, in_keys_inv if out_keys_inv is None else out_keys_inv)
         inv_fn = fn if inv_fn is None else inv_fn
-        for name, each in (("fn", fn), ("inv_fn", inv_fn)):
-            if not callable(each):
-                raise TypeError(f"{name} must be callable, got {each!r}")
-        self._fn, self._inv_fn = fn, inv_fn
+        for name, function in (("fn", fn), ("inv_fn", inv_fn)):
+            if not callable(function):
+                raise TypeError(f"{name} must be callable, got {function!r}")
+        self._fn = fn
+        self._inv_fn = inv_fn
 
     def _get(self, data: TensorDictBase, key: NestedKey) -> Any:
         value = super()._get(data, key)
@@ -224,14 +226,14 @@ class FiniteTensorDictCheck(Transform):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict(type(self).__name__, next_tensordict)
-        found = [
+        checks = [
             (key, value.isfinite().all())
             for _, _, key, value in tensors(next_tensordict)
             if value.is_floating_point() or value.is_complex()
         ]
         # One transfer from the device, not one for each entry.
-        if found and not bool(torch.stack([finite.to(found[0][1].device) for _, finite in found]).all()):
-            wrong = ", ".join(dict.fromkeys(repr(key) for key, finite in found if not finite))
+        if checks and not bool(torch.stack([finite.to(checks[0][1].device) for _, finite in checks]).all()):
+            wrong = ", ".join(dict.fromkeys(repr(key) for key, finite in checks if not finite))
             raise ValueError(f"non-finite values: infinities or NaNs in {wrong}")
         return next_tensordict
 
@@ -253,14 +255,14 @@ def _bound(name: str, value: Any) -> Tensor | None:
     return bound
 
 
-def _held(bound: Tensor | None, value: Tensor) -> Tensor | None:
+def _bound_for(bound: Tensor | None, value: Tensor) -> Tensor | None:
     """A bound on the device of values. Integers are clipped to the range of their dtype, where torch would wrap around."""
     if bound is None:
         return None
     of_integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     if of_integers and not bound.is_floating_point():
-        held = torch.iinfo(value.dtype)
-        bound = bound.long().clamp(held.min, held.max).to(value.dtype)
+        integers = torch.iinfo(value.dtype)
+        bound = bound.long().clamp(integers.min, integers.max).to(value.dtype)
     return bound.to(value.device)
 
 

@@ -39,7 +39,8 @@ class WaitingFrames:
 
         Errors for new frames that do not fit, or have no transitions.
         """
-        waiting, time = self.frames, new.ndim - 1
+        waiting = self.frames
+        time = new.ndim - 1
         frames = mapped(new, time, new.shape[time], _detached)
         if waiting is not None:
             if waiting.ndim != frames.ndim or waiting.shape[:time] != frames.shape[:time]:
@@ -48,36 +49,40 @@ class WaitingFrames:
                     "time, must agree"
                 )
             frames = _joined(waiting, frames, time)
-        steps, total = RolloutSteps.of(frames, keys), frames.shape[time]
+        steps = RolloutSteps.of(frames, keys)
+        total = frames.shape[time]
         rows = _rows(steps) if steps.marks.keys.ids else None
         is_plain = self.stored is None and not self.interleaved
         if rows is None or (is_plain and _is_plain(rows, n)):
             count = max(total - n, 0)
             order = steps.side_by_side()
-            made = steps.transitions(order, gamma, n, count, copy=count < n)  # few rows share no memory with many
+            # Few rows share no memory with many.
+            transitions = steps.transitions(order, gamma, n, count, copy=count < n)
             after = WaitingFrames(_from(frames, count, waiting is None or new.shape[time] > n))
         else:
             stored = None if self.stored is None else self.stored.reshape(-1, self.stored.shape[-1]).numpy()
             plan = _Plan.of(rows, n, stored, self.interleaved)
             count = plan.chosen.shape[1]
             chosen = torch.from_numpy(plan.chosen).reshape(*frames.shape[:time], count).to(steps.device)
-            made = steps.transitions(steps.side_by_side(), gamma, n, chosen)
+            transitions = steps.transitions(steps.side_by_side(), gamma, n, chosen)
             left = torch.from_numpy(plan.stored[:, plan.first :]).reshape(*frames.shape[:time], -1)
             after = WaitingFrames(_from(frames, plan.first, True), left if left.any() else None, plan.interleaved)
-        return (made if count else None), after
+        return (transitions if count else None), after
 
     def as_end(self, keys: RolloutKeys, gamma: float, n: int) -> TensorDictBase | None:
         """The transitions of the frames that wait, as the end of the stream; None for none."""
-        frames, stored = self.frames, self.stored
+        frames = self.frames
+        stored = self.stored
         if frames is None or not frames.shape[-1]:
             return None
-        steps, chosen = RolloutSteps.of(frames, keys), frames.shape[-1]
+        steps = RolloutSteps.of(frames, keys)
+        chosen = frames.shape[-1]
         if stored is None:
             return steps.transitions(steps.side_by_side(), gamma, n, chosen)
-        each = int((~stored).sum()) // max(stored.shape[:-1].numel(), 1)  # the same in all lanes
-        if not each:
+        waiting_steps = int((~stored).sum()) // max(stored.shape[:-1].numel(), 1)  # the same in all lanes
+        if not waiting_steps:
             return None
-        places = (~stored).nonzero()[:, -1].reshape(*stored.shape[:-1], each)
+        places = (~stored).nonzero()[:, -1].reshape(*stored.shape[:-1], waiting_steps)
         return steps.transitions(steps.side_by_side(), gamma, n, places.to(steps.device))
 
     def as_plain(self) -> dict[str, Any]:
@@ -89,7 +94,8 @@ class WaitingFrames:
     def from_plain(cls, state: Mapping[str, Any]) -> "WaitingFrames":
         """The inverse of `as_plain`. TypeError or ValueError for other values."""
         frames = None if state["frames"] is None else _from_plain(state["frames"])
-        stored, interleaved = state["stored"], state["interleaved"]
+        stored = state["stored"]
+        interleaved = state["interleaved"]
         if not isinstance(interleaved, bool) or not (stored is None or isinstance(stored, Tensor)):
             raise TypeError(f"interleaved is a bool and stored a tensor or None, got {interleaved!r} and {stored!r}")
         if stored is not None:
@@ -123,7 +129,8 @@ class _Plan:
         total, lanes = rows.flags.shape
         stored = np.zeros((lanes, total), np.bool_) if stored is None else stored
         stored = np.concatenate([stored, np.zeros((lanes, total - stored.shape[1]), np.bool_)], 1)
-        complete, needed = np.empty((lanes, total), np.int64), total
+        complete = np.empty((lanes, total), np.int64)
+        needed = total
         since = -1 if interleaved else total  # the row with which trajectories turned out to be interleaved
         for lane in range(lanes):
             of_lane = rows.lane(lane)
@@ -155,11 +162,11 @@ def _complete(rows: Markers, last: np.ndarray, n: int) -> tuple[np.ndarray, np.n
     places = np.arange(total)
     stop = stops[stops.searchsorted(places)]  # of the trajectory of each place
     closed = np.minimum(markers.closings(rows), places + _FURTHEST)
-    found = np.empty(total, np.int64)
-    found[order] = np.where(stop - places >= n - 1, order[np.minimum(places + n - 1, stop)], closed[order[stop]])
+    last_rows = np.empty(total, np.int64)
+    last_rows[order] = np.where(stop - places >= n - 1, order[np.minimum(places + n - 1, stop)], closed[order[stop]])
     is_open = np.zeros(total, np.bool_)
     is_open[order[stops]] = closed[order[stops]] >= total
-    return found, is_open
+    return last_rows, is_open
 
 
 def _rows(steps: RolloutSteps) -> Markers:
@@ -188,12 +195,12 @@ def _from(frames: TensorDictBase, first: int, copy: bool) -> TensorDictBase:
     if not first and not copy:
         return frames
 
-    def made(_: Any, leaf: Tensor) -> Tensor:
+    def rest_of(_: Any, leaf: Tensor) -> Tensor:
         part = leaf.narrow(time, first, count)
         return part.clone() if copy else part
 
-    found: TensorDictBase = mapped(frames, time, count, made)
-    return found
+    rest: TensorDictBase = mapped(frames, time, count, rest_of)
+    return rest
 
 
 def _detached(path: tuple[str, ...], leaf: Any) -> Tensor:
@@ -214,8 +221,9 @@ def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int) -> TensorDi
         if leaf.dtype != other.dtype:
             raise TypeError(f"{path!r} is {leaf.dtype}, in the waiting frames {other.dtype}")
         if leaf.shape[time + 1 :] != other.shape[time + 1 :]:
-            item, kept = list(leaf.shape[time + 1 :]), list(other.shape[time + 1 :])
-            raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {kept}")
+            item = list(leaf.shape[time + 1 :])
+            shape = list(other.shape[time + 1 :])
+            raise ValueError(f"{path!r} is {item} a frame, in the waiting frames {shape}")
         return torch.cat([other if other.device == leaf.device else other.to(leaf.device), leaf], time)
 
     frames = mapped(new, time, waiting.shape[time] + new.shape[time], joined)

@@ -52,10 +52,10 @@ class Generations:
 
     def _reserve(self, storage: Storage) -> None:
         """Allocate counts for all rows, or for the filled ones if the storage has no bound."""
-        wanted = storage.row_capacity(None) if storage.max_size < 2**31 else storage.filled_rows
-        if wanted > self._writes.size:
+        rows = storage.row_capacity(None) if storage.max_size < 2**31 else storage.filled_rows
+        if rows > self._writes.size:
             bounded = storage.max_size < 2**31
-            grown = untouched_zeros((wanted if bounded else 1 << (wanted - 1).bit_length(),), torch.int64)
+            grown = untouched_zeros((rows if bounded else 1 << (rows - 1).bit_length(),), torch.int64)
             grown[: self._writes.size] = self._counts
             self._hold(grown)
 
@@ -81,10 +81,10 @@ class Generations:
     def of(self, rows: Tensor) -> Tensor:
         """The generation of each row, int64 on the device of `rows`; -1 for rows out of range."""
         at = rows.cpu().numpy()
-        held = (at >= 0) & (at < self._writes.size)
-        found = np.full_like(at, -1)
-        found[held] = self._writes[at[held]] - 1
-        return torch.from_numpy(found).to(rows.device)
+        is_counted = (at >= 0) & (at < self._writes.size)
+        generations = np.full_like(at, -1)
+        generations[is_counted] = self._writes[at[is_counted]] - 1
+        return torch.from_numpy(generations).to(rows.device)
 
     def saved(self) -> np.ndarray:
         """A copy of the counts, up to the last row that was written."""
@@ -103,8 +103,8 @@ class Generations:
             if counts is None:
                 self._reserve(storage)
             self._writes[:] = 0
-            found: Any = np.ones(storage.filled_rows, np.int64) if counts is None else counts
-            self._writes[: found.size] = found
+            writes: Any = np.ones(storage.filled_rows, np.int64) if counts is None else counts
+            self._writes[: writes.size] = writes
 
         return put
 

@@ -60,8 +60,8 @@ class TensorDictMaxValueWriter(Writer):
         replaced = self._replaced
         super().put_back(before)
         if replaced is not None:  # the heap has changed in place
-            known, ranks = replaced
-            self._heap = [(ranks.get(slot, rank), slot) for rank, slot in self._heap if slot < known]
+            count, ranks = replaced
+            self._heap = [(ranks.get(slot, rank), slot) for rank, slot in self._heap if slot < count]
             heapify(self._heap)
 
     def check_storage(self, storage: Storage) -> None:
@@ -149,8 +149,8 @@ class TensorDictMaxValueWriter(Writer):
         if entry is None:
             raise KeyError(f"the items have no entry {self.rank_key!r} to rank them by; nothing was written")
         if not isinstance(entry, Tensor) or entry.is_complex():
-            found = entry.dtype if isinstance(entry, Tensor) else type(entry).__name__
-            raise TypeError(f"{self.rank_key!r}: ranks must be real numbers, got {found}; nothing was written")
+            came = entry.dtype if isinstance(entry, Tensor) else type(entry).__name__
+            raise TypeError(f"{self.rank_key!r}: ranks must be real numbers, got {came}; nothing was written")
         return entry.detach()
 
     def _reduced(self, values: Tensor) -> np.ndarray:
@@ -175,11 +175,14 @@ class TensorDictMaxValueWriter(Writer):
         self._storage.guard.refuse_forked_child()
         self._process.check()
         self._rank_stored()
-        heap, known, most = self._heap, len(self._heap), self._storage.max_size
-        row_of, kept = dict[int, int](), 0  # the row that each slot gets, and how many rows were kept for a time
+        heap = self._heap
+        ranked = len(self._heap)
+        most = self._storage.max_size
+        row_of = dict[int, int]()  # by slot: the row that it gets
+        written = 0  # rows that were kept at least for a time
         before = dict[int, float]()  # the ranks that were replaced
-        self._replaced = known, before
-        rows = np.flatnonzero(ranks > heap[0][0]) if known == most else np.arange(ranks.size)
+        self._replaced = ranked, before
+        rows = np.flatnonzero(ranks > heap[0][0]) if ranked == most else np.arange(ranks.size)
         try:
             for row, rank in zip(rows.tolist(), ranks[rows].tolist(), strict=True):
                 if len(heap) < most:
@@ -192,31 +195,34 @@ class TensorDictMaxValueWriter(Writer):
                 else:
                     continue
                 row_of[slot] = row
-                kept += 1
+                written += 1
             if row_of:
                 slots = sorted(row_of)
                 write(slots, [row_of[slot] for slot in slots])
         except BaseException:
-            self._heap = [(before.get(slot, rank), slot) for rank, slot in heap if slot < known]
+            self._heap = [(before.get(slot, rank), slot) for rank, slot in heap if slot < ranked]
             heapify(self._heap)
             raise
-        self._write_count += kept
+        self._write_count += written
         index = np.full(ranks.size, -1)
         index[list(row_of.values())] = list(row_of)
         return index
 
     def _rank_stored(self) -> None:
         """Rank items that another writer wrote; forget those that are gone."""
-        known, length = len(self._heap), len(self._storage)
-        if known > length:
+        ranked = len(self._heap)
+        length = len(self._storage)
+        if ranked > length:
             self._heap = [(rank, slot) for rank, slot in self._heap if slot < length]
-        elif known < length:
+        elif ranked < length:
             tensors = isinstance(self._storage, TensorStorage)
-            stored = self._storage[known:length] if tensors else [self._storage[slot] for slot in range(known, length)]
+            stored = (
+                self._storage[ranked:length] if tensors else [self._storage[slot] for slot in range(ranked, length)]
+            )
             for item in [stored] if tensors else stored:
                 self._expect(item, dims=1 + tensors)
-            self._heap = [*self._heap, *zip(self._ranks(stored).tolist(), range(known, length), strict=True)]
-        if known != length:
+            self._heap = [*self._heap, *zip(self._ranks(stored).tolist(), range(ranked, length), strict=True)]
+        if ranked != length:
             heapify(self._heap)
 
     # ------------------------------------------------------------------ writing
@@ -227,7 +233,8 @@ class TensorDictMaxValueWriter(Writer):
             data = [data[row] for row in rows]
         elif rows != list(range(data.shape[0])):
             data = data[torch.from_numpy(np.array(rows))]  # `torch.tensor` takes five times as long
-        index, storage = torch.from_numpy(np.array(slots)), self._storage
+        index = torch.from_numpy(np.array(slots))
+        storage = self._storage
         data = self.stamped(data, index)
         gapless = slots[-1] - slots[0] + 1 == len(slots)
         if gapless and isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
@@ -268,7 +275,9 @@ class TensorDictMaxValueWriter(Writer):
         }
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        count, key, reduction = entries.whole("_write_count"), self.rank_key, self.reduction
+        count = entries.whole("_write_count")
+        key = self.rank_key
+        reduction = self.reduction
         if "_rank_key" in entries:
             key = entries.parameter("rank_key", a_key(entries, "_rank_key"), self.rank_key)
         if "_reduction" in entries:
@@ -285,7 +294,10 @@ class TensorDictMaxValueWriter(Writer):
         heapify(heap)
 
         def put() -> None:
-            self.rank_key, self.reduction, self._write_count, self._heap = key, reduction, count, heap
+            self.rank_key = key
+            self.reduction = reduction
+            self._write_count = count
+            self._heap = heap
 
         return put
 

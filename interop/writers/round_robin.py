@@ -51,12 +51,14 @@ class RoundRobinWriter(Writer):
                 "how often rows were written is not kept in files: use a writer without track_generations on a storage that "
                 "was opened"
             )
-        registered, loaded = hasattr(self, "_storage"), self._unregistered
+        registered = hasattr(self, "_storage")
+        loaded = self._unregistered
         super().register_storage(storage)
         if self.tracks_generations and storage.generations is None:
             storage.generations = Generations(storage)
         if not registered and loaded.count and not storage.ring.count:
-            storage.ring.cursor, storage.ring.count = loaded.cursor, loaded.count
+            storage.ring.cursor = loaded.cursor
+            storage.ring.count = loaded.count
 
     @property
     def _ring(self) -> Ring:
@@ -81,10 +83,13 @@ class RoundRobinWriter(Writer):
     def add(self, data: Any) -> Any:
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
         self._storage.guard.refuse_forked_child()
-        storage, row = self._storage, self.cursor
-        vacant, after = self._vacant(1), row + 1
+        storage = self._storage
+        row = self.cursor
+        vacant = self._vacant(1)
+        after = row + 1
         if vacant.size:
-            row, after = int(vacant[0]), row
+            after = row
+            row = int(vacant[0])
         with storage.guard.transaction():
             storage.set(row, self.stamped(data, row))
             self._advance(row, 1, after)
@@ -99,7 +104,9 @@ class RoundRobinWriter(Writer):
         if 0 in dims:
             return self._nothing()
         self._storage.guard.refuse_forked_child()
-        cursor, capacity, vacant = self.cursor, storage.row_capacity(data), self._vacant(dims[0])
+        cursor = self.cursor
+        capacity = storage.row_capacity(data)
+        vacant = self._vacant(dims[0])
         after = cursor + dims[0] - vacant.size
         rows = np.arange(cursor, after)
         if after > capacity:
@@ -140,7 +147,8 @@ class RoundRobinWriter(Writer):
             if named.min(initial=0) < 0:
                 raise IndexError(f"rows to write at are counted from 0, got {index!r}")
             grows = bool(named.max(initial=-1) >= storage.filled_rows)
-            stamped, cursor = self.stamped(data, rows), self.cursor
+            stamped = self.stamped(data, rows)
+            cursor = self.cursor
 
             def write() -> Any:
                 with storage.guard.transaction():
@@ -183,13 +191,14 @@ class RoundRobinWriter(Writer):
     def _set_last(self, index: Tensor, data: Any, capacity: int) -> None:
         """Write the last rows of a batch larger than the capacity, in the order of slots, so that lists can grow."""
         order = index[-capacity:].argsort() + len(index) - capacity
-        kept = [data[k] for k in order] if isinstance(data, list) else each_leaf(data, lambda leaf: leaf[order])
-        self._storage.set(index[order], kept)
+        last_rows = [data[k] for k in order] if isinstance(data, list) else each_leaf(data, lambda leaf: leaf[order])
+        self._storage.set(index[order], last_rows)
         self._ring.renewed((int(index[-1]) + 1) % capacity)
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
         """Count `count` written rows, and move the cursor, around the ring."""
-        storage, ring = self._storage, self._ring
+        storage = self._storage
+        ring = self._ring
         if storage.generations is not None:
             storage.generations.written(storage, rows)
         capacity = storage.row_capacity(None)
@@ -219,22 +228,25 @@ class RoundRobinWriter(Writer):
         return state
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        count, cursor = entries.whole("_write_count"), self._fitting(entries, entries.whole("_cursor"))
-        tracked, storage = "_generation" in entries, getattr(self, "_storage", None)
-        kept = None
+        count = entries.whole("_write_count")
+        cursor = self._fitting(entries, entries.whole("_cursor"))
+        tracked = "_generation" in entries
+        storage = getattr(self, "_storage", None)
+        writes = None
         if tracked and entries.any("_generation") is not None and storage is not None:
-            kept = integers(entries, "_generation", None, 0, 2**62)
+            writes = integers(entries, "_generation", None, 0, 2**62)
         if tracked != self.tracks_generations and options.strict:
             entries.refuse(f"track_generations is {tracked} there and {self.tracks_generations} here")
         counted = None if storage is None else storage.generations
         put_generations: Any = None
-        if counted is not None or (kept is not None and self.tracks_generations):
+        if counted is not None or (writes is not None and self.tracks_generations):
             assert storage is not None
             counted = Generations(storage) if counted is None else counted
-            put_generations = counted.loading(kept, storage)
+            put_generations = counted.loading(writes, storage)
 
         def put() -> None:
-            self._ring.cursor, self._ring.count = cursor, count
+            self._ring.cursor = cursor
+            self._ring.count = count
             if put_generations is not None:
                 self._storage.generations = counted
                 put_generations()
@@ -246,11 +258,12 @@ class RoundRobinWriter(Writer):
         if "_ring" not in entries or entries.any("_ring") is None:
             return cursor
         ring = entries.fields("_ring")
-        capacity, filled = ring.whole("capacity", 1), ring.whole("filled")
+        capacity = ring.whole("capacity", 1)
+        filled = ring.whole("filled")
         if filled > capacity or cursor >= capacity:
             raise entries.wrong("_cursor", f"a row of {capacity}", cursor)
-        known = _ring(self._storage) if hasattr(self, "_storage") else None
-        here = capacity if known is None else known["capacity"]
+        own_ring = _ring(self._storage) if hasattr(self, "_storage") else None
+        here = capacity if own_ring is None else own_ring["capacity"]
         if here == capacity:
             return cursor
         if cursor != filled % capacity or filled > here:

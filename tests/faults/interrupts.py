@@ -314,7 +314,11 @@ class Case:
         storage = LazyMemmapStorage.open(self.folder / "rows", mode="r")
         kept = PrioritizedSampler(storage.max_size, 1.0, 1.0)
         ReplayBuffer(storage=storage, sampler=kept)
-        return storage[:], kept.priorities, list(storage.ring.counts[:2])  # a change that is made twice is a version more
+        return (
+            storage[:],
+            kept.priorities,
+            list(storage.ring.counts[:2]),
+        )  # a change that is made twice is a version more
 
     def interrupted(self, at: int) -> tuple[str, str]:
         """What an interrupt at an event leaves, and where that is."""

@@ -163,7 +163,7 @@ def refused(rng: np.random.Generator, error: type, match: str, *rows: TensorDict
     (ValueError, r"the space has the entries \['x'\], the rows have \['a'\]",
      {"action_key": {"a": "action"}, "action_space": spaces.Dict(x=spaces.Discrete(9))}),
     (ValueError, "No storage implemented for csv", {"data_format": "csv"}),
-    (TypeError, r"no metadata \['licence'\]", {"licence": "mit"}),
+    (TypeError, "unexpected keyword argument 'licence'", {"licence": "mit"}),
     (KeyError, "'pixels' is not stored; there are .*'observation'", {"observation_key": "pixels"}),
     (RuntimeError, "where trajectories end", {"traj_key": "nothing", "end_keys": ["ends"], "only_named_keys": True}),
 ])  # fmt: skip
