@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from interop.storages.kept_values import KeptValues
+from interop.engine.kept_values import KeptValues
 
 from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from interop.host.rows import TorchRows
