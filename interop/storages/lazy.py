@@ -12,7 +12,7 @@ from interop.data.keys import as_path
 from interop.data.layout import Path as KeyPath
 from interop.engine.places.heap import Consolidated, Heap
 from interop.engine.places.place import Place
-from interop.engine.places.shared import shared_from_the_start
+from interop.engine.places.shared import Shared, shared_from_the_start
 from interop.storages.tensors import TensorStorage
 
 
@@ -64,7 +64,11 @@ class LazyTensorStorage(TensorStorage):
         if shared_init:
             place = shared_from_the_start(place, self, cleanup_memmap)
         self._begin(place, max_size, whole("ndim", ndim), compilable, by_path(fill), [as_path(key) for key in ragged])
-        self.shared_init = shared_init
+
+    @property
+    def shared_init(self) -> bool:
+        """Whether the storage can be given to processes before the first write, as the user asked for."""
+        return isinstance(self.table.place, Shared) and self.table.place.asked
 
 
 def by_path(fill: Mapping[Any, Any] | None) -> dict[KeyPath, Tensor]:

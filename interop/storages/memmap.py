@@ -74,7 +74,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
-        self.shared_init = shared_init
         ndim, max_size = whole("ndim", ndim), whole("max_size", max_size)
         self._files: Files | None = None
         place: Place = AnonymousMaps(shares=not compilable)

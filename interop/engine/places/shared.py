@@ -29,7 +29,8 @@ class Shared(Place):
             files of the temporary folder of `first`.
         first: where processes find each other.
         cleanup: whether the folder of a copy is removed with it, too.
-        asked: whether the user asked for it, so that memory is in the folder from the beginning, also that of copies.
+        asked: whether the user asked for it, so that memory is in the folder from the beginning, also that of copies
+            without rows.
     """
 
     meets_others = True
@@ -39,7 +40,7 @@ class Shared(Place):
         self.inner = inner
         self._first = first
         self._cleanup = cleanup
-        self._asked = asked
+        self.asked = asked
         self.mapped, self.has_names, self.replaces = inner.mapped, inner.has_names, inner.replaces
 
     @property
@@ -96,7 +97,7 @@ class Shared(Place):
     def plan(
         self, layout: Layout, lead: tuple[int, ...], device: torch.device, is_allocated: bool = False
     ) -> list[Share]:
-        if self.inner.has_names or (is_allocated and not self._asked):
+        if self.inner.has_names or (is_allocated and not self.asked):
             return self.inner.plan(layout, lead, device, is_allocated)
         return plans.arrays("items", layout.leaves, lead, str(self._first.folder))
 
@@ -108,7 +109,7 @@ class Shared(Place):
 
     def copied(self, has_rows: bool) -> Place:
         inner = self.inner.copied(has_rows)
-        return ToBeShared(inner, self._cleanup) if self._asked and not has_rows else inner
+        return ToBeShared(inner, self._cleanup) if self.asked and not has_rows else inner
 
     def is_found(self) -> bool:
         return self.inner.allows_sharing()
