@@ -22,7 +22,7 @@ from interop.datasets.grouping import grouped
 from interop.datasets.hub import HubFile, hub_download, hub_files
 from interop.datasets.lerobot_columns import unsupported, values_of
 from interop.datasets.lerobot_json import read_json, read_table
-from interop.datasets.lerobot_meta import Feature, Info, episodes_of, info_of, tasks_of
+from interop.datasets.lerobot_meta import Feature, LeRobotInfo, episodes_of, info_of, tasks_of
 from interop.datasets.lerobot_rows import Episode, data_files, located, rows_of_episodes
 from interop.datasets.rows import following, leaf
 from interop.datasets.source import Part, Source
@@ -139,7 +139,7 @@ class LeRobotSource(Source):
                 }
                 yield from _with_frames(rows, videos, [_key(name, features) for name in features])
 
-    def _features(self, folder: Path, info: Info) -> dict[str, Feature]:
+    def _features(self, folder: Path, info: LeRobotInfo) -> dict[str, Feature]:
         """The features to read. ValueError for names to exclude that there are not; DatasetError for kinds that are not
         supported, and names that collide with those of the rows."""
         exclude = self.exclude or ()

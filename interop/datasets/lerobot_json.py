@@ -36,7 +36,7 @@ def read_table(
         return file.table(columns, bounds)
 
 
-class Entries(Described):
+class JsonEntries(Described):
     """The entries of a JSON object or of a row of a table.
 
     Numbers are those that are exact in every program: up to 2**53.
@@ -56,10 +56,10 @@ class Entries(Described):
             raise self.wrong(name, f"a number from {least:g} to {LARGEST}", value)
         return float(value)
 
-    def objects(self, name: str) -> dict[str, "Entries"]:
+    def objects(self, name: str) -> dict[str, "JsonEntries"]:
         """An object of objects."""
         inner = self.fields(name)
-        return {key: Entries(inner.any(key), f"{self.where}: {name} {key}") for key in inner}
+        return {key: JsonEntries(inner.any(key), f"{self.where}: {name} {key}") for key in inner}
 
 
 def _is_number(value: object, least: float, most: int) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from interop.data.arguments import required
 from interop.datasets import parquet
 from interop.datasets.errors import CorruptDatasetError, DatasetError
-from interop.datasets.lerobot_json import Entries, read_json, read_table
+from interop.datasets.lerobot_json import JsonEntries, read_json, read_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Info:
+class LeRobotInfo:
     """The content of `meta/info.json`. Totals and `fps` are None where they are not stated."""
 
     version: str
@@ -62,7 +62,7 @@ class Listed:
     videos: Mapping[str, tuple[Path, float]]
 
 
-def info_of(folder: Path) -> Info:
+def info_of(folder: Path) -> LeRobotInfo:
     """Read `meta/info.json`. DatasetError for a format version outside of `VERSIONS`."""
     content = read_json(path := folder / "meta/info.json")
     version = content.get("codebase_version") if isinstance(content, dict) else None
@@ -71,11 +71,11 @@ def info_of(folder: Path) -> Info:
             f"{path}: codebase_version is {version!r}, this program reads {', '.join(VERSIONS)}. The lerobot package "
             "converts older datasets"
         )
-    entries = Entries(content, _where(folder, path))
+    entries = JsonEntries(content, _where(folder, path))
     for name in ("data_path", "video_path"):
         if content.get(name) is not None:
             _check_format(entries, name)
-    return Info(
+    return LeRobotInfo(
         version,
         {name: _feature(feature) for name, feature in entries.objects("features").items()},
         fps=entries.number("fps", least=1e-6) if "fps" in content else None,
@@ -91,8 +91,8 @@ def _where(folder: Path, path: Path) -> str:
     return f"{folder}/meta does not describe all features and episodes: {path.relative_to(folder)}"
 
 
-def _feature(entries: Entries) -> Feature:
-    sizes = Entries({str(dim): size for dim, size in enumerate(entries.items("shape"))}, f"{entries.where}, shape")
+def _feature(entries: JsonEntries) -> Feature:
+    sizes = JsonEntries({str(dim): size for dim, size in enumerate(entries.items("shape"))}, f"{entries.where}, shape")
     infos = [entries.any(name) for name in ("info", "video_info") if name in entries]
     flags = [
         info.get(name) for info in infos if isinstance(info, dict) for name in ("is_depth_map", "video.is_depth_map")
@@ -103,13 +103,13 @@ def _feature(entries: Entries) -> Feature:
     )  # fmt: skip
 
 
-def tasks_of(folder: Path, info: Info) -> dict[int, str]:
+def tasks_of(folder: Path, info: LeRobotInfo) -> dict[int, str]:
     """The text of each task."""
     path = folder / ("meta/tasks.jsonl" if info.is_v2 else "meta/tasks.parquet")
     where = _where(folder, path)
     tasks = dict[int, str]()
     for row in read_json(path) if info.is_v2 else _task_rows(path):
-        task = Entries(row, where)
+        task = JsonEntries(row, where)
         number = task.whole("task_index")
         text = task.text("task")
         if tasks.setdefault(number, text) != text:
@@ -143,24 +143,24 @@ def _is_text(types: ModuleType, kind: "pa.DataType") -> bool:
 
 
 def episodes_of(
-    folder: Path, info: Info, video_keys: Sequence[str], chosen: Collection[int] | None
+    folder: Path, info: LeRobotInfo, video_keys: Sequence[str], chosen: Collection[int] | None
 ) -> dict[int, Listed]:
     """The listed episodes by their numbers: all, or the chosen ones. CorruptDatasetError for one that is listed twice."""
     by_number: dict[int, Listed] = {}
     for where, row in _episode_rows(folder, info):
-        entries = Entries(row, where)
+        entries = JsonEntries(row, where)
         number = entries.whole("episode_index")
         if chosen is not None and number not in chosen:
             continue
         if number in by_number:
             raise CorruptDatasetError(f"{where}: episode {number} is listed twice")
-        by_number[number] = _listed(folder, info, video_keys, Entries(row, f"{where}, episode {number}"), number)
+        by_number[number] = _listed(folder, info, video_keys, JsonEntries(row, f"{where}, episode {number}"), number)
     if not by_number and chosen is None:
         raise CorruptDatasetError(f"{folder}/meta has no episodes.jsonl, and no episodes/*/*.parquet with rows")
     return by_number
 
 
-def _episode_rows(folder: Path, info: Info) -> Iterable[tuple[str, Any]]:
+def _episode_rows(folder: Path, info: LeRobotInfo) -> Iterable[tuple[str, Any]]:
     if info.is_v2:
         path = folder / "meta/episodes.jsonl"
         if path.exists():
@@ -173,7 +173,7 @@ def _episode_rows(folder: Path, info: Info) -> Iterable[tuple[str, Any]]:
         yield from ((_where(folder, path), row) for row in read_table(path, columns).to_pylist())
 
 
-def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, number: int) -> Listed:
+def _listed(folder: Path, info: LeRobotInfo, video_keys: Sequence[str], row: JsonEntries, number: int) -> Listed:
     of_episode = {"episode_index": number, "episode_chunk": number // info.chunks_size}
     if video_keys and not info.video_path:
         raise CorruptDatasetError(f"{folder}/meta/info.json: there is no video_path for the videos of {video_keys[0]}")
@@ -193,7 +193,7 @@ def _listed(folder: Path, info: Info, video_keys: Sequence[str], row: Entries, n
     return Listed(number, row.whole("length", least=1), file(info.data_path, "data"), videos)
 
 
-def _check_format(entries: Entries, name: str) -> None:
+def _check_format(entries: JsonEntries, name: str) -> None:
     """CorruptDatasetError for a format of paths that is not upstream's: other names, or numbers of unbounded width."""
     text = entries.text(name)
     needed = f"a path with {{{'}, {'.join(_NUMBERED)}}} or {{video_key}}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.lerobot_json import read_table
-from interop.datasets.lerobot_meta import Info, Listed
+from interop.datasets.lerobot_meta import LeRobotInfo, Listed
 
 Found = Mapping[int, Mapping[Path, int]]  # rows of each episode in each file
 
@@ -29,14 +29,14 @@ class Episode:
         return f"episode {self.number}"
 
 
-def data_files(folder: Path, info: Info) -> list[Path]:
+def data_files(folder: Path, info: LeRobotInfo) -> list[Path]:
     """The Parquet files of `data/` that upstream reads, in its order. Hidden files are left out."""
     data = folder / "data"
     paths = {*data.glob("*/*.parquet"), *(data.rglob("*.parquet") if info.is_v2 else ())}
     return sorted(path for path in paths if not path.name.startswith("."))
 
 
-def rows_of_episodes(folder: Path, info: Info) -> Found:
+def rows_of_episodes(folder: Path, info: LeRobotInfo) -> Found:
     """Count the rows of each episode in each file, in the order of their first rows. Reads one column."""
     rows_by_episode: dict[int, dict[Path, int]] = {}
     for path in data_files(folder, info):
@@ -50,7 +50,9 @@ def rows_of_episodes(folder: Path, info: Info) -> Found:
     return rows_by_episode
 
 
-def located(folder: Path, info: Info, listed: Mapping[int, Listed], chosen: Collection[int] | None) -> list[Episode]:
+def located(
+    folder: Path, info: LeRobotInfo, listed: Mapping[int, Listed], chosen: Collection[int] | None
+) -> list[Episode]:
     """The location of each episode, in the order of the data.
 
     CorruptDatasetError, which names it, for an episode that is only in `meta/` or only in `data/`, or has another number of
@@ -83,7 +85,7 @@ def located(folder: Path, info: Info, listed: Mapping[int, Listed], chosen: Coll
     ]
 
 
-def _check_totals(folder: Path, info: Info, listed: Mapping[int, Listed]) -> None:
+def _check_totals(folder: Path, info: LeRobotInfo, listed: Mapping[int, Listed]) -> None:
     rows = sum(episode.length for episode in listed.values())
     path = folder / "meta/info.json"
     if info.total_episodes not in (None, len(listed)):

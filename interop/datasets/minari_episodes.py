@@ -21,7 +21,7 @@ _MOST_NESTED = 32  # options
 _MOST_DIGITS = 18  # of the number of an episode, which becomes an int64
 
 
-class Episode(NamedTuple):
+class MinariEpisode(NamedTuple):
     """The number of an episode in the files, and its number of steps."""
 
     number: int
@@ -38,17 +38,17 @@ class Steps(NamedTuple):
             Tuple are "0", "1", ....
     """
 
-    episode: Episode
+    episode: MinariEpisode
     where: str
     entries: dict[tuple[str, ...], Any]
 
 
-def episodes(data: Path, kind: str) -> list[Episode]:
+def episodes(data: Path, kind: str) -> list[MinariEpisode]:
     """The episodes of a folder, in order. Reads headers only."""
     return sorted(_of_hdf5(data / _HDF5) if kind == "hdf5" else _of_arrow(data, kind))
 
 
-def steps_of(data: Path, kind: str, chosen: Iterable[Episode]) -> Iterator[Steps]:
+def steps_of(data: Path, kind: str, chosen: Iterable[MinariEpisode]) -> Iterator[Steps]:
     """All steps of these episodes."""
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
@@ -62,7 +62,7 @@ def steps_of(data: Path, kind: str, chosen: Iterable[Episode]) -> Iterator[Steps
             yield _steps(episode, str(folder), _arrow_entries(folder, kind, episode.steps))
 
 
-def infos_of(data: Path, kind: str, chosen: Iterable[Episode]) -> Iterator[EpisodeInfos]:
+def infos_of(data: Path, kind: str, chosen: Iterable[MinariEpisode]) -> Iterator[EpisodeInfos]:
     """The kinds of the infos of these episodes. HDF5: from headers; Arrow and Parquet: from the infos."""
     if kind == "hdf5":
         with opened(data / _HDF5) as file:
@@ -118,7 +118,7 @@ def _nested(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     return nested
 
 
-def _steps(episode: Episode, where: str, entries: dict[str, Any]) -> Steps:
+def _steps(episode: MinariEpisode, where: str, entries: dict[str, Any]) -> Steps:
     return Steps(episode, where, {tuple(map(_name, path)): column for path, column in entries_below(entries)})
 
 
@@ -127,7 +127,7 @@ def _name(key: str) -> str:
     return place if place.isdigit() else key
 
 
-def _of_hdf5(path: Path) -> Iterator[Episode]:
+def _of_hdf5(path: Path) -> Iterator[MinariEpisode]:
     if not path.exists():
         raise CorruptDatasetError(f"{path} is missing")
     with opened(path) as file:
@@ -142,10 +142,10 @@ def _of_hdf5(path: Path) -> Iterator[Episode]:
                     steps = (len(file[name]),)  # 0 for an empty group
                 if not steps:
                     raise CorruptDatasetError(f"{path}: {name}/rewards is a single number, not one for each step")
-                yield Episode(int(number), *steps)
+                yield MinariEpisode(int(number), *steps)
 
 
-def _of_arrow(data: Path, kind: str) -> Iterator[Episode]:
+def _of_arrow(data: Path, kind: str) -> Iterator[MinariEpisode]:
     for folder in data.iterdir():
         if _is_number(folder.name):
             steps = described(folder / "metadata.json").whole("total_steps", most=MOST_ROWS)
@@ -153,7 +153,7 @@ def _of_arrow(data: Path, kind: str) -> Iterator[Episode]:
                 rows = sum(_count(path, kind) for path in folder.glob(f"*.{kind}"))
             if rows != steps + 1:
                 raise CorruptDatasetError(f"{folder} has {rows} rows, {steps + 1} are needed for {steps} steps")
-            yield Episode(int(folder.name), steps)
+            yield MinariEpisode(int(folder.name), steps)
 
 
 def _is_number(text: str) -> bool:

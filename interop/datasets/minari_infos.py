@@ -26,7 +26,7 @@ class EpisodeInfos(NamedTuple):
     kinds: Mapping[Path, Kind]
 
 
-class Info(NamedTuple):
+class StepInfo(NamedTuple):
     """An info in the rows of all episodes.
 
     Args:
@@ -48,10 +48,10 @@ class Info(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype or "O").itemsize
 
 
-Layout = Mapping[Path, Info]
+Layout = Mapping[Path, StepInfo]
 
 
-def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[Path, Info]:
+def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[Path, StepInfo]:
     """The infos of all episodes, in the order in which they appear.
 
     An info has a value for each step, with the reset or without it; or it is one value for the episode, of the same shape in
@@ -73,7 +73,7 @@ def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[Path, Info]:
     return {path: _info(path, places_of_path) for path, places_of_path in ways.items()}
 
 
-def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> Info:
+def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> StepInfo:
     where, _, first = ways[0]
     dtypes = {kind.dtype for *_, kind in ways}
     if None in dtypes and len(dtypes) > 1:
@@ -83,12 +83,12 @@ def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> Info:
         )
     dtype = None if None in dtypes else np.result_type(*dtypes)
     if all(not kind.shape or kind.shape[0] in (steps, steps + 1) for _, steps, kind in ways):
-        return Info(dtype, _largest([kind.shape[1:] for *_, kind in ways]))
+        return StepInfo(dtype, _largest([kind.shape[1:] for *_, kind in ways]))
     if dtype is not None and all(kind.shape == first.shape for *_, kind in ways):
-        return Info(dtype, first.shape, of_steps=False)
+        return StepInfo(dtype, first.shape, of_steps=False)
     place, steps, kind = next(way for way in ways if way[2].shape and way[2].shape[0] - way[1] not in (0, 1))
     rows = f"{place}: infos/{'/'.join(path)} has {kind.shape[0]} rows, {steps + 1} are needed for {steps} steps"
-    return Info(dtype, (), misfit=(place, rows))
+    return StepInfo(dtype, (), misfit=(place, rows))
 
 
 def _largest(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ def _largest(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, *((1,) * (dims - len(shape)) + shape for shape in (*shapes, shapes[0])))) if dims else ()
 
 
-def fitted(values: Any, info: Info, steps: int) -> Any:
+def fitted(values: Any, info: StepInfo, steps: int) -> Any:
     """The values of T + 1 times: an array [T + 1, *info.shape], or a list of text. None is an info that is missing.
 
     What is not known, at the reset or in a whole episode, is zero or empty text.

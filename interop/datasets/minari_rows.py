@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.images import stacked
-from interop.datasets.minari_episodes import ONE_MORE, Episode, Steps
+from interop.datasets.minari_episodes import ONE_MORE, MinariEpisode, Steps
 from interop.datasets.minari_infos import Layout, fitted
 from interop.datasets.rows import leaf
 
@@ -49,7 +49,7 @@ def rows(episodes: Iterable[Steps], arrays: Arrays, infos: Layout, most: int) ->
         for start in range(0, steps, most):
             stop = min(start + most, steps)
             cut = {path: values[start : stop + (path[0] in ONE_MORE)] for path, values in entries.items()}
-            waiting.append(Steps(Episode(number, stop - start), where, cut))
+            waiting.append(Steps(MinariEpisode(number, stop - start), where, cut))
             count += stop - start
             if count >= most:
                 yield _joined(waiting, arrays)

@@ -30,7 +30,7 @@ _MOST_VALUES = 1 << 40
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator["Groups"]:
+def opened(path: Path) -> Iterator["RowGroups"]:
     """Open a Parquet file. CorruptDatasetError names it, also for other errors of pyarrow in the block."""
     with faults(f"{path} is missing or not a Parquet file: it"), path.open("rb") as plain:
         parquet = required("pyarrow.parquet", "datasets")
@@ -44,10 +44,10 @@ def opened(path: Path) -> Iterator["Groups"]:
             ]
             schema = _without_views(file.schema_arrow)
         with parquet.ParquetFile(path, read_dictionary=text) as file:
-            yield Groups(path, plain, file, schema)
+            yield RowGroups(path, plain, file, schema)
 
 
-class Groups:
+class RowGroups:
     """The row groups of an open file.
 
     Args:

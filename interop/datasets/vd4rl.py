@@ -41,7 +41,7 @@ _KNOWN = [  # the 64 x 64 pixel datasets on the hub, if it is unreachable
 ]  # fmt: skip
 
 
-class _Available:
+class _Files:
     """The ids on the hub; those of 64 x 64 pixels if it is unreachable."""
 
     def __get__(self, instance: object, owner: type | None = None) -> list[str]:
@@ -207,7 +207,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
-    available_datasets = _Available()
+    available_datasets = _Files()
 
     def __init__(
         self,

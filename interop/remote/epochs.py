@@ -17,7 +17,7 @@ class Planned(NamedTuple):
     version: int  # `Share.version` at the time of planning
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """The units of one batch."""
 
     parts: list[Planned | None]  # by shard; None if it draws nothing
@@ -37,7 +37,7 @@ class EpochPlan:
         self._epoch = Epoch()
         self._known: list[tuple[float, int]] = []  # (units, version) by shard
 
-    def plan(self, shares: Sequence[Share], units: int, key: np.ndarray) -> Plan:
+    def plan(self, shares: Sequence[Share], units: int, key: np.ndarray) -> BatchPlan:
         """Plan the next batch.
 
         Args:
@@ -60,7 +60,7 @@ class EpochPlan:
             Planned(taken[homes == shard] - (ends[shard] - sizes[shard]), share.version) if shard in homes else None
             for shard, share in enumerate(shares)
         ]
-        return Plan(parts, np.bincount(homes, minlength=len(parts)), self._epoch.ran_out)
+        return BatchPlan(parts, np.bincount(homes, minlength=len(parts)), self._epoch.ran_out)
 
     def restart(self) -> None:
         """Begin a new epoch, after the shards were emptied or loaded, or one was lost."""

@@ -16,7 +16,7 @@ from interop.host.priorities import Priorities
 from interop.host.trajectories import Trajectories
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.shares import ShardContents
-from interop.samplers.slice_info import Slices
+from interop.samplers.slice_info import DrawnSlices
 from interop.samplers.slices import SliceSampler
 from interop.storages import Storage
 
@@ -109,7 +109,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._of: weakref.ref[Storage] | None = None  # the storage whose items have the priorities
         self._allow_all()
 
-    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
+    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> DrawnSlices:
         self._bind(storage)
         index = self.trajectories(storage)
         self._candidates(index, length)
@@ -118,7 +118,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             drawn, weights, _ = self.draw_by_priority(storage, count, key)
         starts = drawn.cpu().numpy()
         times = index.times_of(starts // index.lanes)
-        slices = Slices.at(index, times, starts % index.lanes, length, self._items[starts], False)
+        slices = DrawnSlices.at(index, times, starts % index.lanes, length, self._items[starts], False)
         counts = slices.row_counts()
         repeats: Any = length if counts is None else torch.from_numpy(counts).to(weights.device)
         return slices._replace(weights=weights.repeat_interleave(repeats))

@@ -11,7 +11,7 @@ from interop.data import randomness
 from interop.host.epochs import Epoch, EpochState
 from interop.host.trajectories import Trajectories
 from interop.samplers.shares import ShardContents
-from interop.samplers.slice_info import Slices
+from interop.samplers.slice_info import DrawnSlices
 from interop.samplers.slices import SliceSampler
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 from interop.storages import Storage
@@ -97,7 +97,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         with self._epoch.lock:
             self.trajectories(storage)
 
-    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
+    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> DrawnSlices:
         index = self.trajectories(storage)
         trajectories = self._candidates(index, length)
         positions = self._take(count, len(trajectories), key)

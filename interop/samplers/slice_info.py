@@ -18,7 +18,7 @@ _MASK = ("collector", "mask")
 _INIT = "is_init"
 
 
-class Slices(NamedTuple):
+class DrawnSlices(NamedTuple):
     """Flat slots of slices, one slice after the other.
 
     Attributes:
@@ -40,7 +40,7 @@ class Slices(NamedTuple):
     @classmethod
     def at(
         cls, index: Trajectories, start: np.ndarray, lane: np.ndarray, length: int, lengths: np.ndarray, pad: bool
-    ) -> "Slices":
+    ) -> "DrawnSlices":
         """Slices of `lengths`, at most `length`, from these times on in lanes; with `pad` the last item is repeated."""
         if (lengths == length).all():
             slots, begins = index.windows(start, lane, length)
@@ -87,7 +87,7 @@ class SliceInfo:
         ends = [] if truncated_key is None else [self._done, self._terminated]
         self._paths = [as_path(key) for key in (*ends, _INIT)]
 
-    def of(self, storage: Storage, slices: Slices, runs: Runs | None = None) -> dict[Any, Any]:
+    def of(self, storage: Storage, slices: DrawnSlices, runs: Runs | None = None) -> dict[Any, Any]:
         """Flags by key, bool [n, 1]; [n, ...] where items have several. `runs` reads the rows of the storage. O(slots)."""
         info: dict[Any, Any] = {}
         columns = self._stored(storage, slices, runs)
@@ -113,7 +113,7 @@ class SliceInfo:
             info["priority_weight"] = slices.weights
         return info
 
-    def _stored(self, storage: Storage, slices: Slices, runs: Runs | None) -> list[np.ndarray | None]:
+    def _stored(self, storage: Storage, slices: DrawnSlices, runs: Runs | None) -> list[np.ndarray | None]:
         """Copies of the stored flags of the slots, bool [n, ...], [n, 1] for ends; None for flags that are not stored."""
         slots = slices.slots
         stored_flags = list[Any]()

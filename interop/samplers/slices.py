@@ -21,7 +21,7 @@ from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler, unravel
 from interop.samplers.sampler import host_share
 from interop.samplers.shares import ShardContents
-from interop.samplers.slice_info import SliceInfo, Slices
+from interop.samplers.slice_info import DrawnSlices, SliceInfo
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.storages.batches import read_batch
@@ -121,7 +121,7 @@ class SliceSampler(DrawingSampler):
             keys = TrajectoryKeys.chosen(self._traj_key, ends, self.only_named_keys)
             self._source = StoredTrajectories(BoundaryKeys(keys))
         self._info = SliceInfo(self.truncated_key)
-        self._last: Slices | None = None
+        self._last: DrawnSlices | None = None
 
     @property
     def draw_settings(self) -> tuple[Any, ...]:
@@ -204,7 +204,7 @@ class SliceSampler(DrawingSampler):
         info["index"] = self.index_of(slots, storage)
         return read_batch(storage, slots, (slices.begins, slices.length), info, marks)
 
-    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> Slices:
+    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> DrawnSlices:
         """`count` slices of this length."""
         index = self._source.of(storage)
         trajectories = self._candidates(index, length)
@@ -259,7 +259,7 @@ class SliceSampler(DrawingSampler):
             )
         return trajectories
 
-    def _within(self, index: Trajectories, chosen: np.ndarray, shares: np.ndarray, length: int) -> Slices:
+    def _within(self, index: Trajectories, chosen: np.ndarray, shares: np.ndarray, length: int) -> DrawnSlices:
         """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
         lane, first, last = chosen.T
         if index.lanes > 1:
@@ -268,13 +268,13 @@ class SliceSampler(DrawingSampler):
             starts = last - first - (length - 2)  # how many whole slices there are
             if self.strict_length or starts.item(starts.argmin()) > 0:
                 slots, begins = index.windows(first + (shares * starts).astype(np.int64), lane, length)
-                return Slices(slots.reshape(-1), length, begins)
+                return DrawnSlices(slots.reshape(-1), length, begins)
         left, right = (length - 1 if most is True else int(most) for most in self.span)
         room = np.minimum(np.maximum(last - first - (length - 1), 0) + right, last - first)
         start = first + (shares * (room + (left + 1))).astype(np.int64) - left
         begin = np.maximum(start, first)
         lengths = np.minimum(start + length, last + 1) - begin
-        return Slices.at(index, begin, lane, length, lengths, self.pad_output)
+        return DrawnSlices.at(index, begin, lane, length, lengths, self.pad_output)
 
     def index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
         coordinates: tuple[Tensor, ...] = (slots,) if storage.ndim == 1 else unravel(slots, storage)
