@@ -42,7 +42,7 @@ from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
 from interop.storages.all_or_nothing import Undoable, finish_or_undo
-from interop.storages.batches import read_batch
+from interop.storages.batches import batch_of, read_batch
 from interop.storages.storage import Follower, is_undoable
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
@@ -415,11 +415,13 @@ class ReplayBuffer(Sampled):
         counts = counts_of(storage) if followed else None
         counters = storage.ring.cells.tobytes()
         kept = [(each, each.before_write()) for each in undoable] if undoable else ()
+        write = partial(self._write_all, stored, many, priority, buffers)
+        if storage.guard.device_writes is not None:
+            write = partial(storage.guard.device_writes.together, write)
         try:
-            return self._write_all(stored, many, priority, buffers)
+            return write()
         except BaseException:
-            again = partial(self._write_all, stored, many, priority, buffers)
-            finish_or_undo(storage, counters, kept, again, counts=counts)
+            finish_or_undo(storage, counters, kept, write, counts=counts)
             raise
 
     def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:
@@ -559,7 +561,7 @@ class ReplayBuffer(Sampled):
             assert rows is not None  # the sampler has raised for an empty storage
             if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
                 return read_batch(storage, slots, (None, 1), info, marks)
-            return storage.build(leaves or rows.read(slots), slots.shape), info
+            return batch_of(storage, leaves or rows.read(slots), slots.shape, info, marks)
         index, info = part.draw()
         index, info = expanded(self._unit, index, info, part.storage)
         data = part.storage.get(index)

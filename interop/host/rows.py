@@ -19,6 +19,7 @@ from torch import Tensor
 
 from interop.data import bridge
 from interop.host.device_rows import JaxRows
+from interop.host.device_writes import DeviceWrites
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
 from interop.host.leaf_rows import LARGE, LeafRows
 from interop.host.maps import Space, in_shared_memory
@@ -34,6 +35,7 @@ _from_numpy = torch.from_numpy
 class TorchRows:
     """Rows in tensors of torch, on any device."""
 
+    writes: DeviceWrites | None = None  # of rows on a device that programs write
     _space: Space | None = None  # where rows may have no memory yet
     runs: Runs | None = None  # of rows on the host
 
@@ -143,8 +145,11 @@ class TorchRows:
             return [tensor[start:stop:step] for tensor in self.tensors]
         return [tensor[:filled][index] for tensor in self.tensors]
 
-    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
-        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay."""
+    def write_run(self, start: int, leaves: Sequence[Tensor], index: Tensor | None = None) -> None:
+        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay.
+
+        `index`, the numbers of the rows, may be one of the leaves.
+        """
         capacity, count = self._plain[0].shape[0], leaves[0].shape[0]
         kept = min(count, capacity)
         start = (start + count - kept) % capacity

@@ -1,11 +1,10 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from interop.data.arguments import not_negative, whole
 from interop.engine import plans
 from interop.engine.kept_priorities import KeptPriorities
 from interop.host.device_priorities import DevicePriorities
+from interop.host.device_rows import JaxRows
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
 from interop.host.threads import Lock, finished, uninterrupted
 from interop.samplers import priority_states
@@ -218,14 +218,14 @@ class PrioritizedSampler(DrawingSampler):
 
     def draw_slots(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
-    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+    ) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
         slots, weights, leaves = self.draw_by_priority(storage, batch_size, key, rows_on_device(storage))
         return slots, {"priority_weight": weights}, leaves
 
     def draw_by_priority(
-        self, storage: Storage, count: int, key: np.ndarray, items: Sequence[jax.Array] = ()
-    ) -> tuple[Tensor, Tensor, list[jax.Array]]:
-        """Slots, importance weights, and copies of `items` at these slots if the same program can read them."""
+        self, storage: Storage, count: int, key: np.ndarray, rows: JaxRows | None = None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Slots, importance weights, and copies of the items there if the same program can read these rows."""
         size = stored(storage)
         with self._lock:
             if size > self._held.size:
@@ -236,8 +236,7 @@ class PrioritizedSampler(DrawingSampler):
                     "the whole buffer, or empty() it"
                 )
             self._prepare(storage)
-            lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-            return self._held.sample(key, count, size, self._beta, items, lanes)
+            return self._held.sample(key, count, size, self._beta, rows)
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The sum and the smallest of (priority + eps) ** alpha. Waits for the device of the priorities."""
@@ -333,7 +332,7 @@ class PrioritizedSampler(DrawingSampler):
             if high >= limit:
                 raise IndexError(f"index {high} is out of range: {limit} items can have a priority")
             if self._kept is None:
-                self._held.written(slots)
+                self._held.written(slots, None if storage is None else storage.guard.device_writes)
                 return
             before = self._held.highest()
             self._held.written(slots)
@@ -367,7 +366,8 @@ class PrioritizedSampler(DrawingSampler):
         """
         with self._lock:
             self._prepare(storage)
-            if self._kept is None and self._held.update_async(index, priority):
+            writes = None if storage is None else storage.guard.device_writes
+            if self._kept is None and self._held.update_async(index, priority, writes):
                 return
         slots, low, high = flat_slots(index, storage)
         values, top = good_priorities(priority, self.rule.dtype)
