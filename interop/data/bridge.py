@@ -7,7 +7,6 @@ finished before the data is read.
 
 import contextlib
 import functools
-import threading
 import warnings
 from collections.abc import Sequence
 from itertools import chain, repeat
@@ -120,12 +119,10 @@ class Crossing:
 
     Attributes:
         place: JAX's name for the device.
-        lock: held while a program replaces arrays that threads share.
     """
 
     def __init__(self, place: jax.Device) -> None:
         self.place = place
-        self.lock = threading.RLock()
         self._on_cpu = place.platform == "cpu"
         self._is_direct = self._works()
 

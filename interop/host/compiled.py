@@ -7,7 +7,7 @@ last entry, so that batch lengths share traces; equal entries at equal slots hav
 import dataclasses
 import functools
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -236,13 +236,13 @@ class RowsForm(NamedTuple):
     def words(self) -> int:
         return self.size * self.dims
 
-    def changed(self, items: list[Array], words: Array, batch: list[Array]) -> tuple[list[Array], Array]:
+    def changed(self, items: list[Array], words: Array, given: Iterator[Array]) -> tuple[list[Array], Array]:
         at = words.reshape(self.dims, self.size)
         rows = at[0] if self.dims == 1 else tuple(at)
-        batch = list(batch)
-        for place in self.numbered:
-            batch.insert(place, at[0].astype(items[place].dtype))
-        held = [kept.at[rows].set(new, mode="promise_in_bounds") for kept, new in zip(items, batch, strict=True)]
+        held = []
+        for place, kept in enumerate(items):
+            new = at[0].astype(kept.dtype) if place in self.numbered else next(given)
+            held.append(kept.at[rows].set(new, mode="promise_in_bounds"))
         return held, words[0]
 
 
@@ -267,15 +267,15 @@ class PrioritiesForm(NamedTuple):
     def words(self) -> int:
         return self.new + bool(self.new) + self.named
 
-    def changed(self, held: list[Array], words: Array, given: list[Array]) -> tuple[list[Array], Array]:
+    def changed(self, held: list[Array], words: Array, given: Iterator[Array]) -> tuple[list[Array], Array]:
         state, size = jax.tree.unflatten(self.structure, held[:-1]), held[-1]
         flag = size
         if self.new:
             state = self.rule.written(state, words[: self.new])
             flag = size = jnp.maximum(size, words[self.new].astype(size.dtype))
         if self.updates:
-            slots = words[words.shape[0] - self.named :] if self.named else given[0]
-            state, flag = _updated(self.rule, state, slots.astype(size.dtype), given[-1], size)
+            slots = words[words.shape[0] - self.named :] if self.named else next(given)
+            state, flag = _updated(self.rule, state, slots.astype(size.dtype), next(given), size)
         return [*jax.tree.leaves(state), size], flag
 
 
@@ -284,11 +284,14 @@ Form = RowsForm | PrioritiesForm
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
 def change(
-    forms: tuple[Form, ...], held: list[list[Array]], words: Array | None, given: list[list[Array]]
+    forms: tuple[Form, ...], held: list[list[Array]], words: Array | None, given: list[Array]
 ) -> tuple[list[list[Array]], list[Array]]:
-    """The arrays after changes of these forms, and a number of each that is there once the given arrays have been read."""
-    begin, changed, flags = 0, [], []
-    for form, arrays, lent in zip(forms, held, given, strict=True):
+    """The arrays after changes of these forms, and a number of each that is there once the given arrays have been read.
+
+    `words` and `given` have those of the first change, then those of the next.
+    """
+    begin, lent, changed, flags = 0, iter(given), [], []
+    for form, arrays in zip(forms, held, strict=True):
         own = jnp.zeros(0, jnp.int32) if words is None else words[begin : begin + form.words]
         arrays, flag = form.changed(arrays, own, lent)
         begin += form.words

@@ -12,7 +12,7 @@ import fbuf
 from interop.data import bridge
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
-from interop.host.device_writes import DeviceWrites, make
+from interop.host.device_writes import REPLACING, DeviceWrites, make
 from interop.host.priorities import Priorities, PriorityValues, nothing_to_draw, state_of
 from interop.host.threads import uninterrupted
 
@@ -78,25 +78,25 @@ class DevicePriorities(Priorities):
 
     def _run(self, program: Callable[..., fbuf.PrioritizedState], *given: Any) -> None:
         """Replace the state by the result of a program."""
-        with self.crossing.lock:
+        with REPLACING:
             state = self._state
             with uninterrupted(), bridge.exact():  # the state is donated: without the result all priorities are lost
                 self._leaves = [*jax.tree.leaves(program(self.rule, state, *given)), self._leaves[-1]]
 
     @property
     def values(self) -> PriorityValues:
-        with self.crossing.lock:
+        with REPLACING:
             return PriorityValues(np.array(self._state.priorities)[: self.size], *self.highest())
 
     def load(self, values: PriorityValues) -> None:
-        with self.crossing.lock:
+        with REPLACING:
             self._settle()
             self._size = len(values.given)
             self._use(state_of(self, values, self.device))
             self._accepted.clear()
 
     def highest(self) -> tuple[float, int]:
-        with self.crossing.lock:
+        with REPLACING:
             state = self._state
             return float(np.asarray(state.highest)), int(np.asarray(state.highest_slot))
 
@@ -178,7 +178,7 @@ class DevicePriorities(Priorities):
         crossing, here = self.crossing, rows is not None and rows.crossing is self.crossing
         items, lanes = (rows.arrays, rows.lanes) if rows is not None and here else ([], ())
         words = compiled.request_words(key, size, np.asarray(beta, self.rule.dtype))
-        with self.crossing.lock:
+        with REPLACING:
             leaves = self.arrays()[:-1]
             narrow = not here and self.rule.dtype == "float32"
             with bridge.on(self.device) if narrow else bridge.exact():
@@ -191,12 +191,15 @@ class DevicePriorities(Priorities):
         return slots if slots.dtype == torch.int64 else slots.to(torch.int64), weighed, found
 
     def masses(self) -> tuple[float, float]:
-        with self.crossing.lock, bridge.exact():
+        with REPLACING, bridge.exact():
             total, smallest = np.asarray(compiled.masses(self._state.tree)).tolist()
         return total, smallest
 
+    def let_go(self) -> None:
+        REPLACING.let_go()
+
     def functional(self) -> fbuf.PrioritizedState:
-        with self.crossing.lock:
+        with REPLACING:
             return self._state
 
     def memory(self) -> Any:
@@ -214,37 +217,49 @@ class PrioritiesChange:
 
     def __init__(self, owner: DevicePriorities) -> None:
         self.owner = owner
-        self.words: list[np.ndarray] = []
-        self.tensors: list[Tensor] = []
-        self.updates = False
-        self._new = self._named = self._stop = 0
+        self._new: tuple[np.ndarray, int] | None = None  # the words, and the end of the slots
+        self._given: tuple[np.ndarray | None, list[Tensor]] | None = None  # slots on the host, and tensors
 
     def write(self, slots: np.ndarray) -> None:
         """New items came into these slots."""
-        count = slots.shape[0]
-        self._new, self._stop = 1 << (count - 1).bit_length(), int(np.maximum.reduce(slots)) + 1
-        words = np.empty(self._new + 1, np.int32)  # padded as by `compiled.padded`
-        words[:count], words[count:-1], words[-1] = slots, slots[-1], self._stop
-        self.words.append(words)
+        count, stop = slots.shape[0], int(np.maximum.reduce(slots)) + 1
+        words = np.empty((1 << (count - 1).bit_length()) + 1, np.int32)  # padded as by `compiled.padded`
+        words[:count], words[count:-1], words[-1] = slots, slots[-1], stop
+        self._new = words, stop
 
     def update(self, index: Tensor, priority: Tensor) -> None:
-        """Items at index get these priorities. On the host the index was made by this call."""
-        self.updates = True
-        if self._new and index.is_cpu:
-            self._named = index.shape[0]
-            self.words.append(index.numpy().astype(np.int32))
-            self.tensors = [priority]
+        """Items at index get these priorities. On the host the index was made by the call that wrote the items."""
+        device = self.owner.device
+        if self._new is not None and index.is_cpu:
+            self._given = index.numpy().astype(np.int32), [priority]
         else:
-            device = self.owner.device
-            self.tensors = [index if index.device == device else bridge.placed(index.detach(), device), priority]
+            self._given = None, [index if index.device == device else bridge.placed(index.detach(), device), priority]
+
+    @property
+    def updates(self) -> bool:
+        """Whether items get given priorities."""
+        return self._given is not None
+
+    @property
+    def words(self) -> list[np.ndarray]:
+        words = [] if self._new is None else [self._new[0]]
+        if self._given is not None and self._given[0] is not None:
+            words.append(self._given[0])
+        return words
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [] if self._given is None else self._given[1]
 
     @property
     def form(self) -> compiled.PrioritiesForm:
-        owner = self.owner
-        return compiled.PrioritiesForm(owner.rule, owner.structure, self._new, self.updates, self._named)
+        new = 0 if self._new is None else self._new[0].shape[0] - 1
+        named = 0 if self._given is None or self._given[0] is None else self._given[0].shape[0]
+        return compiled.PrioritiesForm(self.owner.rule, self.owner.structure, new, self._given is not None, named)
 
     def arrays(self) -> list[jax.Array]:
         return self.owner.arrays()
 
     def take(self, arrays: list[jax.Array], flag: jax.Array) -> None:
-        self.owner.take(arrays, self._stop, flag if self.updates else None)
+        stop = 0 if self._new is None else self._new[1]
+        self.owner.take(arrays, stop, None if self._given is None else flag)

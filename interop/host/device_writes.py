@@ -10,9 +10,10 @@ from torch import Tensor
 
 from interop.data import bridge
 from interop.host import compiled
-from interop.host.threads import uninterrupted
+from interop.host.threads import Lock, uninterrupted
 
 _T = TypeVar("_T")
+REPLACING = Lock()  # held while a program replaces arrays that several threads may read
 
 
 class Owner(Protocol):
@@ -43,7 +44,7 @@ class Change(Protocol):
         """What the program reads, on the device, in the order of the form. The user may change it after the call."""
 
     def arrays(self) -> list[jax.Array]:
-        """The arrays as they are now. The lock of the crossing is held."""
+        """The arrays as they are now. `REPLACING` is held."""
 
     def take(self, arrays: list[jax.Array], flag: jax.Array) -> None:
         """Use the arrays that the program returned."""
@@ -68,18 +69,18 @@ class DeviceWrites:
 
         An interrupt may leave changes recorded: `drop` them, and write again.
         """
-        self.drop()
+        self._recorded = []  # of a call before
         self.thread = _thread.get_ident()
         try:
             return write()
         finally:
-            changes = self._recorded
-            self.drop()
+            changes, self.thread, self._recorded = self._recorded, None, []
             if changes:
                 make(changes)
 
     def drop(self) -> None:
         """Forget what an interrupted call has recorded."""
+        REPLACING.let_go()
         self.thread, self._recorded = None, []
 
     def records(self, crossing: bridge.Crossing) -> bool:
@@ -113,20 +114,18 @@ class DeviceWrites:
 
 def make(changes: Sequence[Change]) -> None:
     """Make changes of different owners on one device, by one program. Does not wait for it."""
-    words = [part for change in changes for part in change.words]
-    tensors = [tensor for change in changes for tensor in change.tensors]
     crossing = changes[0].owner.crossing
+    words: list[np.ndarray] = []
+    tensors: list[Tensor] = []
+    for change in changes:
+        words += change.words
+        tensors += change.tensors
     lent = crossing.lend(tensors)
-    with crossing.lock:
+    with REPLACING:
         held = [change.arrays() for change in changes]
         forms = tuple([change.form for change in changes])
-        given, begin = [], 0
-        for change in changes:
-            stop = begin + len(change.tensors)
-            given.append(lent[begin:stop])
-            begin = stop
         with uninterrupted(), bridge.exact():  # the program takes the memory over: without its results it is lost
-            results, flags = compiled.change(forms, held, np.concatenate(words) if words else None, given)
+            results, flags = compiled.change(forms, held, np.concatenate(words) if words else None, lent)
             for change, arrays, flag in zip(changes, results, flags, strict=True):
                 change.take(arrays, flag)
             if tensors:

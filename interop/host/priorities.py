@@ -111,6 +111,9 @@ class Priorities(ABC):
     def masses(self) -> tuple[float, float]:
         """The sum and the smallest positive value of (priority + eps) ** alpha. Waits for the device."""
 
+    def let_go(self) -> None:
+        """Release the locks that this thread holds: after an interrupt."""
+
     @abstractmethod
     def functional(self) -> fbuf.PrioritizedState:
         """The functional state. Its memory is donated to the next write or draw."""

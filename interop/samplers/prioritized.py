@@ -278,6 +278,7 @@ class PrioritizedSampler(DrawingSampler):
     def let_go(self) -> None:
         super().let_go()
         self._lock.let_go()
+        self._held.let_go()
 
     def before_write(self) -> dict[str, Any]:
         return {"attributes": self.__dict__.copy(), "held": self._held.before_write()}
