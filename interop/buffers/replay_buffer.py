@@ -24,7 +24,7 @@ from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.state import EXACT, LoadOptions
-from interop.data import randomness
+from interop.data import bridge, randomness
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
@@ -84,6 +84,8 @@ class ReplayBuffer(Sampled):
     _sampler: Sampler
     _writer: Writer
     _reads_slots: bool
+    _extend: Callable[[Any], Tensor]  # of the writer
+    _moves_slots: bool  # whether its slots are to be moved to the device of the data
     _undoable: tuple[Undoable, ...]  # the components that a write changes, beside the counters of the storage
 
     def __init__(
@@ -180,6 +182,8 @@ class ReplayBuffer(Sampled):
             storage.share()
         self._storage, self._sampler, self._writer = storage, sampler, writer
         self._reads_slots = self._unit is None and reads_slots(storage, sampler)
+        self._moves_slots = writer.leaves_slots_on_host
+        self._extend = writer.extend_on_host if self._moves_slots else writer.extend
         own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
         self._undoable = tuple(each for each, changes in own if changes)
         storage.attach(self)
@@ -426,7 +430,7 @@ class ReplayBuffer(Sampled):
 
     def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:
         storage, writer, sampler, dim = self._storage, self._writer, self._sampler, self.dim_extend
-        index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
+        index: Any = self._extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
         for buffer in buffers:
@@ -436,6 +440,9 @@ class ReplayBuffer(Sampled):
             sampler.update_priority(index, priority, storage=storage)
         if not self._marks_samples and not self._transform.count and dim == 0 and storage.ndim == 1:
             writer.note(stored, index)
+        if many and self._moves_slots:  # last: it would wait for the device, had the samplers to read them
+            device = getattr(stored, "device", None)
+            return bridge.placed(index, device) if device is not None and device.type != "cpu" else index
         return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
@@ -872,10 +879,10 @@ class ReplayBuffer(Sampled):
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
-_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable")
+_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable", "_extend", "_moves_slots")
 _NOT_KEPT = (
     *("_making", "_stepping", "_iterating", "_readers"),
-    *("_make_components", "_known_storage", "_reads_slots", "_undoable"),
+    *("_make_components", "_known_storage", "_reads_slots", "_undoable", "_extend", "_moves_slots"),
 )
 
 

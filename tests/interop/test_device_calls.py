@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from interop import (
     LazyTensorStorage,
     PrioritizedSampler,
+    ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from interop.data.tensordicts import of_entries
 from interop.engine.places import heap
 from interop.host import compiled, device_writes
 from interop.samplers import prioritized
@@ -198,6 +200,33 @@ def test_all_samplers_of_a_storage_are_in_the_program_of_a_write(
     assert isinstance(first.sampler, PrioritizedSampler) and isinstance(second.sampler, PrioritizedSampler)
     assert torch.equal(first.sampler.priorities[slots], new["td_error"])
     assert (second.sampler.priorities[slots] == 1).all() and torch.equal(storage[slots]["obs"], new["obs"])
+
+
+@pytest.mark.parametrize("form", [TensorDictReplayBuffer, ReplayBuffer])
+def test_slots_stay_on_the_host_until_the_samplers_have_them(
+    form: type[ReplayBuffer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that names an accelerator: to read slots from there would wait for it."""
+    moved, marked = [], []
+
+    class Noting(PrioritizedSampler):
+        def mark_update(self, index: Any, *, storage: Any = None) -> None:
+            assert not moved and index.is_cpu
+            marked.append(index)
+            super().mark_update(index, storage=storage)
+
+    def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        moved.append((tensor, device))
+        return tensor
+
+    monkeypatch.setattr("interop.data.bridge.placed", placed)
+    rb = form(storage=LazyTensorStorage(CAPACITY), sampler=Noting(CAPACITY, 0.6, 0.4))
+    rb.extend(rows(BATCH))
+    new = rows(BATCH)
+    entries = {"obs": new["obs"], "action": new["action"], "next": new["next"]}
+    slots = rb.extend(of_entries(entries, new.batch_size, torch.device("cuda")))
+    [(at, device)] = moved
+    assert at is slots and device.type == "cuda" and torch.equal(marked[-1], slots)
 
 
 @pytest.mark.parametrize("rows_there", [False, True])
