@@ -100,7 +100,7 @@ class EnginePriorities:
         return self.held.values.given
 
     def sample(self, key: np.ndarray, count: int, beta: float) -> tuple[np.ndarray, np.ndarray]:
-        slots, weights, _ = self.held.sample(key, count, self.held.size, beta, [], ())
+        slots, weights, _ = self.held.sample(key, count, self.held.size, beta)
         return slots.numpy(), weights.numpy()
 
 

@@ -26,7 +26,7 @@ from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, LoadOptions
-from interop.data import randomness
+from interop.data import bridge, randomness
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
@@ -43,7 +43,7 @@ from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
 from interop.storages.all_or_nothing import Undoable, finish_or_undo
-from interop.storages.batches import read_batch
+from interop.storages.batches import batch_of, read_batch
 from interop.storages.storage import Follower, is_undoable
 from interop.transforms import Compose, Transform
 from interop.transforms.order import Order
@@ -86,6 +86,8 @@ class ReplayBuffer(Sampled):
     _sampler: Sampler
     _writer: Writer
     _reads_slots: bool
+    _extend: Callable[[Any], Tensor]  # of the writer
+    _moves_slots: bool  # whether its slots are to be moved to the device of the data
     _undoable: tuple[Undoable, ...]  # the components that a write changes, beside the counters of the storage
 
     def __init__(
@@ -192,6 +194,8 @@ class ReplayBuffer(Sampled):
         self._sampler = sampler
         self._writer = writer
         self._reads_slots = self._unit is None and reads_slots(storage, sampler)
+        self._moves_slots = writer.leaves_slots_on_host
+        self._extend = writer.extend_on_host if self._moves_slots else writer.extend
         own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
         self._undoable = tuple(component for component, changes in own if changes)
         storage.attach(self)
@@ -437,11 +441,13 @@ class ReplayBuffer(Sampled):
         counts = counts_of(storage) if followed else None
         counters = storage.ring.cells.tobytes()
         undo_states = [(component, component.before_write()) for component in undoable] if undoable else ()
+        write = partial(self._write_all, stored, many, priority, buffers)
+        if storage.guard.device_writes is not None:
+            write = partial(storage.guard.device_writes.together, write)
         try:
-            return self._write_all(stored, many, priority, buffers)
+            return write()
         except BaseException:
-            again = partial(self._write_all, stored, many, priority, buffers)
-            finish_or_undo(storage, counters, undo_states, again, counts=counts)
+            finish_or_undo(storage, counters, undo_states, write, counts=counts)
             raise
 
     def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:
@@ -449,7 +455,7 @@ class ReplayBuffer(Sampled):
         writer = self._writer
         sampler = self._sampler
         dim = self.dim_extend
-        index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
+        index: Any = self._extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
         for buffer in buffers:
@@ -459,6 +465,9 @@ class ReplayBuffer(Sampled):
             sampler.update_priority(index, priority, storage=storage)
         if not self._marks_samples and not self._transform.count and dim == 0 and storage.ndim == 1:
             writer.note(stored, index)
+        if many and self._moves_slots:  # last: it would wait for the device, had the samplers to read them
+            device = getattr(stored, "device", None)
+            return bridge.placed(index, device) if device is not None and device.type != "cpu" else index
         return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
@@ -593,7 +602,7 @@ class ReplayBuffer(Sampled):
             assert rows is not None  # the sampler has raised for an empty storage
             if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
                 return read_batch(storage, slots, (None, 1), info, marks)
-            return storage.build(leaves or rows.read(slots), slots.shape), info
+            return batch_of(storage, leaves or rows.read(slots), slots.shape, info, marks)
         index, info = part.draw()
         index, info = expanded(self._unit, index, info, part.storage)
         data = part.storage.get(index)
@@ -899,10 +908,10 @@ class ReplayBuffer(Sampled):
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
-_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable")
+_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable", "_extend", "_moves_slots")
 _NOT_KEPT = (
     *("_making", "_stepping", "_iterating", "_readers"),
-    *("_make_components", "_known_storage", "_reads_slots", "_undoable"),
+    *("_make_components", "_known_storage", "_reads_slots", "_undoable", "_extend", "_moves_slots"),
 )
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fbuf.tasks import Task
-from interop.data import bridge
 from interop.host.threads import came_from_a_signal
 from interop.samplers import Sampler
 from interop.samplers.drawing import DrawingSampler, names_slots
@@ -71,7 +70,7 @@ class RequestPart:
             info = self.reservation.info
             leaves = []
         info["index"] = sampler.index_of(slots, storage)
-        return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
+        return slots, info, leaves
 
 
 def reads_slots(storage: Storage, sampler: Sampler) -> bool:

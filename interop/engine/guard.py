@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from interop.engine.followers import Followed, Followers, counts_of
+from interop.host.device_writes import DeviceWrites
 from interop.host.maps import in_shared_memory
 from interop.host.ring import CELLS
 from interop.host.threads import uninterrupted
@@ -76,12 +77,14 @@ class Guard:
     Attributes:
         lock: excludes threads and, once the storage is shared, processes.
         journal: the record of the open transaction. It records nothing until it is started.
+        device_writes: the writes of rows on a device that programs write; None for other rows.
     """
 
     def __init__(self, storage: Guarded) -> None:
         self._storage = weakref.ref(storage)
         self.lock = StorageLock(self)
         self.journal = Journal()
+        self.device_writes: DeviceWrites | None = None
         self._counters: torch.Tensor | None = None  # shared memory of the ring, if there is no record
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
@@ -95,6 +98,8 @@ class Guard:
     def recover(self) -> None:
         """Roll back a write that a killed process or a signal left unfinished. The lock is held, no transaction is open."""
         self.journal.recover_interrupted()
+        if self.device_writes is not None:
+            self.device_writes.drop()
 
     def replace(self, change: Callable[[], None]) -> None:
         """Make a checked change in a transaction. If it is interrupted, it is made again before the exception is raised."""

@@ -201,6 +201,7 @@ class Table:
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
         self.layout, self.rows = layout, rows
+        self.guard.device_writes = rows.writes
         self.lanes, self.per_row = rows.lanes, math.prod(rows.lanes)
         self.place.adopted(self.lead)
         if self.guard.journal.is_wanted:
@@ -215,7 +216,7 @@ class Table:
 
     def disown(self) -> None:
         """Drop the rows."""
-        self.layout, self.rows = None, None
+        self.layout, self.rows, self.guard.device_writes = None, None, None
         self.lanes, self.per_row = (), 1
         self.place.dropped()
 
@@ -428,7 +429,7 @@ class Table:
         with journal.part():
             if journal.memory is None:
                 ring.wrote_run(start, count, capacity)  # first: an interrupted write may have changed rows
-                rows.write_run(start, leaves)
+                rows.write_run(start, leaves, index)
                 ring.size = max(ring.size, min(start + count, capacity))
                 advance(index, count, start + count)
             elif start >= ring.size and start + count <= capacity:
@@ -795,6 +796,7 @@ class Table:
         if tensors is not None:
             assert table.layout is not None
             table.rows = table.place.holding(table.layout, tensors, table.lead)
+            guard.device_writes = table.rows.writes
         if guard.journal.memory is not None:
             guard.journal.attach(ring)
             table.record_rows()

@@ -7,12 +7,14 @@ last entry, so that batch lengths share traces; equal entries at equal slots hav
 import dataclasses
 import functools
 import platform
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import PyTreeDef
 
 import fbuf
 from fbuf import Prioritized, priority_tree, storage
@@ -146,7 +148,6 @@ _replacing = functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnum
 
 
 exclude = _replacing(Prioritized.exclude)
-written = _replacing(Prioritized.written)
 reweight = _replacing(Prioritized.reweight)
 
 
@@ -154,18 +155,6 @@ reweight = _replacing(Prioritized.reweight)
 def update(rule: Prioritized, state: State, slots: Array, priorities: Array, highest: Array) -> State:
     """The state after new priorities; `highest` is the highest priority that the host knows."""
     return _topped(rule, rule.update(state, slots, priorities), highest)
-
-
-@_replacing
-def update_async(
-    rule: Prioritized, state: State, slots: Array, priorities: Array, filled: Array
-) -> tuple[State, Array]:
-    """`update`, and whether it was accepted: slots must be -1 or below `filled`, priorities finite and at least 0."""
-    priorities = priorities.astype(state.priorities.dtype)
-    slots = slots.astype(filled.dtype)
-    fine = jnp.all((slots >= -1) & (slots < filled) & jnp.isfinite(priorities) & (priorities >= 0))
-    slots, priorities = jnp.where(fine, slots, -1), jnp.where(fine, priorities, 0)
-    return _topped(rule, rule.update(state, slots, priorities), jnp.max(jnp.where(slots >= 0, priorities, 0))), fine
 
 
 def _topped(rule: Prioritized, state: State, highest: Array) -> State:
@@ -190,36 +179,133 @@ def refill(rule: Prioritized, state: State, priorities: Array, alpha: Array) -> 
     return rule.reweight(state, alpha)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 3, 7))
+# ---------------------------------------------------------------------- draws and writes on a device
+
+
+def request_words(key: np.ndarray, size: int, beta: np.ndarray | None = None) -> np.ndarray:
+    """The arguments of `draw` in one int32 array: a random key, the number of items, and beta where there are weights."""
+    if beta is None:
+        return np.array([*key.view(np.int32), size], np.int32)
+    words = np.empty(3 + beta.itemsize // 4, np.int32)
+    words[:2], words[2], words[3:] = key.view(np.int32), size, beta.reshape(1).view(np.int32)
+    return words
+
+
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2, 5))
 def draw(
     rule: fbuf.Sampler,
-    state: Any,
-    key: Array,
+    structure: PyTreeDef,
     batch_size: int,
-    size: Array,
-    beta: Array | None,
-    items: list[Array],
+    state: Sequence[Array],
+    words: Array,
     lanes: tuple[int, ...],
-) -> tuple[Array, tuple[Array, Array] | None, list[Array]]:
-    """Drawn slots, int32, and their items; with a beta also importance weights, and whether anything could be drawn."""
-    drawn = rule.sample(state, key, batch_size, size)[1]
-    weighed = None
-    if beta is not None:
-        weighed = fbuf.importance_weights(drawn, beta), drawn.valid[0]
-    return drawn.slots, weighed, storage.read(items, drawn.slots, lanes) if items else []
+    items: Sequence[Array],
+) -> tuple[Array, Array | None, Array | None, list[Array]]:
+    """Drawn slots, and copies of the items there. See `request_words`.
+
+    With a beta also importance weights, and whether anything could be drawn. `state` has the leaves of `structure`. Slots
+    are int64 where 64-bit types are on.
+    """
+    key = jax.lax.bitcast_convert_type(words[:2], jnp.uint32)
+    drawn = rule.sample(jax.tree.unflatten(structure, state), key, batch_size, words[2])[1]
+    weights = valid = None
+    if words.shape[0] > 3:
+        width = words.shape[0] - 3
+        bits = words[3] if width == 1 else words[3:]
+        beta = jax.lax.bitcast_convert_type(bits, jnp.float32 if width == 1 else jnp.float64)
+        weights, valid = fbuf.importance_weights(drawn, beta), drawn.valid[0]
+    slots = drawn.slots.astype(jax.dtypes.canonicalize_dtype(jnp.int64))
+    return slots, weights, valid, storage.read(items, drawn.slots, lanes) if items else []
 
 
 read = jax.jit(storage.read, compiler_options=_OPTIONS, static_argnums=2)  # copies of the items at slots
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, donate_argnums=0)
-def write(items: list[Array], rows: Array | tuple[Array, ...], batch: list[Array]) -> tuple[list[Array], Array]:
-    """Items with batch at rows, in place, and a number that is there once the batch has been read.
+class RowsForm(NamedTuple):
+    """What `change` does to the leaves of items: a batch is written at `size` rows.
 
-    `rows` are row numbers, or coordinates. Equal rows have equal values.
+    Words: the numbers of the rows; where `dims` is more than 1, their coordinates, one after the other. Equal rows have
+    equal values. Arrays: a batch for each leaf, but for those that store the numbers of the rows.
     """
-    held = [kept.at[rows].set(new, mode="promise_in_bounds") for kept, new in zip(items, batch, strict=True)]
-    return held, jax.tree.leaves(rows)[0][0]
+
+    size: int
+    dims: int
+    numbered: tuple[int, ...]
+
+    @property
+    def words(self) -> int:
+        return self.size * self.dims
+
+    def changed(self, items: list[Array], words: Array, given: Iterator[Array]) -> tuple[list[Array], Array]:
+        at = words.reshape(self.dims, self.size)
+        rows = at[0] if self.dims == 1 else tuple(at)
+        held = []
+        for place, kept in enumerate(items):
+            new = at[0].astype(kept.dtype) if place in self.numbered else next(given)
+            held.append(kept.at[rows].set(new, mode="promise_in_bounds"))
+        return held, words[0]
+
+
+class PrioritiesForm(NamedTuple):
+    """What `change` does to priorities: `new` items get the highest one; then, with `updates`, items get given ones.
+
+    An update is made as a whole or not at all: slots must be -1 or below the number of items, priorities finite and at
+    least 0. The flag says whether it was.
+
+    Words: the slots of new items and then the number of items; the `named` slots of the update. Arrays: priorities of the
+    update, after its slots where these are not among the words. The state has the leaves of `structure` and behind them
+    the number of items.
+    """
+
+    rule: Prioritized
+    structure: PyTreeDef
+    new: int
+    updates: bool
+    named: int
+
+    @property
+    def words(self) -> int:
+        return self.new + bool(self.new) + self.named
+
+    def changed(self, held: list[Array], words: Array, given: Iterator[Array]) -> tuple[list[Array], Array]:
+        state, size = jax.tree.unflatten(self.structure, held[:-1]), held[-1]
+        flag = size
+        if self.new:
+            state = self.rule.written(state, words[: self.new])
+            flag = size = jnp.maximum(size, words[self.new].astype(size.dtype))
+        if self.updates:
+            slots = words[words.shape[0] - self.named :] if self.named else next(given)
+            state, flag = _updated(self.rule, state, slots.astype(size.dtype), next(given), size)
+        return [*jax.tree.leaves(state), size], flag
+
+
+Form = RowsForm | PrioritiesForm
+
+
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+def change(
+    forms: tuple[Form, ...], held: list[list[Array]], words: Array | None, given: list[Array]
+) -> tuple[list[list[Array]], list[Array]]:
+    """The arrays after changes of these forms, and a number of each that is there once the given arrays have been read.
+
+    `words` and `given` have those of the first change, then those of the next.
+    """
+    begin, lent, changed, flags = 0, iter(given), [], []
+    for form, arrays in zip(forms, held, strict=True):
+        own = jnp.zeros(0, jnp.int32) if words is None else words[begin : begin + form.words]
+        arrays, flag = form.changed(arrays, own, lent)
+        begin += form.words
+        changed.append(arrays)
+        flags.append(flag)
+    return changed, flags
+
+
+def _updated(rule: Prioritized, state: State, slots: Array, priorities: Array, size: Array) -> tuple[State, Array]:
+    """The state after an update, if all of it is valid, and whether it is."""
+    priorities = priorities.astype(state.priorities.dtype)
+    fine = jnp.all((slots >= -1) & (slots < size) & jnp.isfinite(priorities) & (priorities >= 0))
+    slots, priorities = jnp.where(fine, slots, -1), jnp.where(fine, priorities, 0)
+    return _topped(rule, rule.update(state, slots, priorities), jnp.max(jnp.where(slots >= 0, priorities, 0))), fine
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1))

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from interop.data import bridge
 from interop.host import compiled
+from interop.host.device_writes import DeviceWrites
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
 from interop.host.stored_rows import Rows
-from interop.host.threads import uninterrupted
+
+_SHORT = 2**31  # rows below which their numbers are int32
 
 
 def rows_in_jax(device: torch.device) -> bool:
@@ -21,12 +23,37 @@ def rows_in_jax(device: torch.device) -> bool:
 
 
 class JaxRows(Rows):
-    """Rows in arrays of JAX on a device that both libraries see. No other process sees them."""
+    """Rows in arrays of JAX on a device that both libraries see. No other process sees them.
 
-    def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
-        self.arrays = arrays
+    Attributes:
+        crossing: the way between torch and JAX.
+        count: how many rows there are.
+    """
+
+    def __init__(
+        self,
+        arrays: list[jax.Array],
+        lanes: tuple[int, ...],
+        device: torch.device,
+        writes: DeviceWrites | None = None,
+    ) -> None:
+        self._arrays = arrays
         self.lanes = lanes
         self.device = device
+        self._writes = DeviceWrites() if writes is None else writes
+        self.crossing = bridge.crossing(device)
+        self.count = arrays[0].shape[0]
+
+    @property
+    def writes(self) -> DeviceWrites:
+        """The writes of these rows, and of priorities that follow them."""
+        return self._writes
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """The leaves. The next write takes their memory over."""
+        self.writes.settle()
+        return self._arrays
 
     def share(self) -> None:
         """Nothing: a child cannot use the memory of an accelerator, and is refused."""
@@ -57,7 +84,7 @@ class JaxRows(Rows):
         """These leaves and those of other rows, in this order."""
         assert isinstance(other, JaxRows)
         every = [*self.arrays, *other.arrays]
-        return JaxRows([every[place] for place in order], self.lanes, self.device)
+        return JaxRows([every[place] for place in order], self.lanes, self.device, self.writes)
 
     def column(self, place: int) -> Tensor | None:
         """A view of a leaf. Not to be kept: the next write copies or moves it."""
@@ -74,34 +101,29 @@ class JaxRows(Rows):
     def at(self, filled: int, index: Any) -> list[Tensor]:
         return [tensor[:filled][index] for tensor in self.tensors]
 
-    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
-        capacity, count = self.arrays[0].shape[0], leaves[0].shape[0]
-        kept = min(count, capacity)
-        rows = (start + count - kept + np.arange(kept)) % capacity
-        self._write(rows, [leaf[count - kept :] for leaf in leaves])
+    def write_run(self, start: int, leaves: Sequence[Tensor], index: Tensor | None = None) -> None:
+        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay.
+
+        A leaf that is `index`, the numbers of the rows, is made on the device.
+        """
+        capacity, count = self.count, leaves[0].shape[0]
+        numbered = [place for place, leaf in enumerate(leaves) if leaf is index]
+        if count > capacity:
+            start, leaves = start + count - capacity, [leaf[count - capacity :] for leaf in leaves]
+        slots = np.arange(start, start + leaves[0].shape[0]) % capacity
+        self._write(slots, leaves, (), numbered)
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
         slots, last, lanes = last_of_equal(index, self.lanes)
-        shapes = [array.shape[1 + len(lanes) :] for array in self.arrays]
+        shapes = [array.shape[1 + len(lanes) :] for array in self._arrays]
         chosen = [chosen_items(leaf, last, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
-        self._write(slots, chosen, lanes)
+        self._write(slots, chosen, lanes, ())
 
-    def _write(self, slots: np.ndarray, leaves: Sequence[Tensor], lanes: tuple[int, ...] = ()) -> None:
-        if not slots.size:
-            return
-        padded = compiled.padded(slots)
-        extra = padded.shape[0] - slots.shape[0]
-        batch = []
-        for leaf in leaves:
-            leaf = bridge.placed(leaf.detach(), self.device)
-            if extra:
-                leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
-            batch.append(leaf)
-        at: Any = coordinates(padded, self.arrays[0].shape[0], lanes) if lanes else padded
-        given = bridge.lent(batch)
-        with uninterrupted(), bridge.exact():  # the program takes the memory over: without its result the rows are gone
-            self.arrays, written = compiled.write(self.arrays, at, given)
-            bridge.followed(written)  # the caller may write to its tensors again
+    def _write(
+        self, slots: np.ndarray, leaves: Sequence[Tensor], lanes: tuple[int, ...], numbered: Sequence[int]
+    ) -> None:
+        if slots.size:
+            self.writes.add(RowsChange(self, slots, leaves, lanes, numbered))
 
     def settle(self) -> None:
         """Have torch's edits of views done before JAX reads."""
@@ -109,7 +131,48 @@ class JaxRows(Rows):
             torch.cuda.current_stream(self.device).synchronize()
 
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
-        [at] = bridge.lent([bridge.placed(slots, self.device)])
+        arrays = self.arrays
+        [at] = self.crossing.lend([bridge.placed(slots, self.device)])
         with bridge.exact():
-            found = compiled.read(self.arrays, at, self.lanes)
-        return [bridge.hand_over(array) for array in found]  # torch waits for the program, and so do writes to `slots`
+            found = compiled.read(arrays, at, self.lanes)
+        return self.crossing.take(found)  # torch waits for the program, and so do writes to `slots`
+
+    def replace(self, arrays: list[jax.Array]) -> None:
+        """Use the arrays that a program has made of these."""
+        self._arrays = arrays
+
+
+class RowsChange:
+    """A batch that is written at rows, or with lanes at flat slots; different ones. See `Change`.
+
+    `numbered` are the leaves that store the numbers of the rows.
+    """
+
+    def __init__(
+        self,
+        owner: JaxRows,
+        slots: np.ndarray,
+        leaves: Sequence[Tensor],
+        lanes: tuple[int, ...],
+        numbered: Sequence[int],
+    ) -> None:
+        self.owner = owner
+        device, count = owner.device, slots.shape[0]
+        padded = slots if count & (count - 1) == 0 else compiled.padded(slots)
+        if extra := padded.shape[0] - count:
+            leaves = [torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])]) for leaf in leaves]
+        self.tensors = [
+            leaf if leaf.device == device else bridge.placed(leaf.detach(), device)
+            for place, leaf in enumerate(leaves)
+            if place not in numbered
+        ]
+        places = coordinates(padded, owner.count, lanes) if lanes else (padded,)
+        dtype = np.int32 if owner.count < _SHORT else np.int64
+        self.words = [each.astype(dtype) for each in places]
+        self.form = compiled.RowsForm(padded.shape[0], len(places), tuple(numbered))
+
+    def arrays(self) -> list[jax.Array]:
+        return self.owner.arrays
+
+    def take(self, arrays: list[jax.Array], flag: jax.Array) -> None:
+        self.owner.replace(arrays)

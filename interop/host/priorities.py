@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +14,8 @@ import fbuf
 from fbuf.priority_tree import PriorityTree
 from interop.data import bridge
 from interop.host import compiled
+from interop.host.device_rows import JaxRows
+from interop.host.device_writes import DeviceWrites
 
 Arrays = tuple[Any, ...]  # of JAX
 _NOTHING = contextlib.nullcontext()
@@ -63,8 +64,8 @@ class Priorities(ABC):
         """The priority of the next new item, and the slot of an item that has it, or -1."""
 
     @abstractmethod
-    def written(self, slots: np.ndarray) -> None:
-        """Give new items in slots the highest priority."""
+    def written(self, slots: np.ndarray, writes: DeviceWrites | None = None) -> None:
+        """Give new items in slots the highest priority. On a device it may be a part of these writes."""
 
     @abstractmethod
     def update(self, slots: np.ndarray, priorities: np.ndarray, top: Any) -> None:
@@ -74,8 +75,8 @@ class Priorities(ABC):
         """Whether `update_async` takes such priorities, one for each slot."""
         return False
 
-    def update_async(self, index: Any, priority: Any) -> bool:
-        """Start an update that the device checks; False if the host must check it."""
+    def update_async(self, index: Any, priority: Any, writes: DeviceWrites | None = None) -> bool:
+        """Start an update that the device checks, or make it a part of these writes; False if the host must check it."""
         return False
 
     def raise_deferred(self) -> None:
@@ -91,14 +92,8 @@ class Priorities(ABC):
 
     @abstractmethod
     def sample(
-        self,
-        key: np.ndarray,
-        batch_size: int,
-        size: int,
-        beta: float,
-        items: Sequence[jax.Array],
-        lanes: tuple[int, ...],
-    ) -> tuple[Tensor, Tensor, list[jax.Array]]:
+        self, key: np.ndarray, batch_size: int, size: int, beta: float, rows: JaxRows | None = None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Drawn slots, int64, their importance weights, and copies of the items there if the same program can read them.
 
         RuntimeError if every priority is zero.
@@ -115,6 +110,9 @@ class Priorities(ABC):
     @abstractmethod
     def masses(self) -> tuple[float, float]:
         """The sum and the smallest positive value of (priority + eps) ** alpha. Waits for the device."""
+
+    def let_go(self) -> None:
+        """Release the locks that this thread holds: after an interrupt."""
 
     @abstractmethod
     def functional(self) -> fbuf.PrioritizedState:
@@ -174,7 +172,7 @@ class HostPriorities(Priorities):
             self._highest = self._given[self._highest_slot]
         return float(self._highest), self._highest_slot
 
-    def written(self, slots: np.ndarray) -> None:
+    def written(self, slots: np.ndarray, writes: DeviceWrites | None = None) -> None:
         self._allocate()
         if self.rule.new_items == "highest_stored":
             self.highest()
@@ -263,14 +261,8 @@ class HostPriorities(Priorities):
         return _NOTHING if self.rule.dtype == "float32" else bridge.exact()
 
     def sample(
-        self,
-        key: np.ndarray,
-        batch_size: int,
-        size: int,
-        beta: float,
-        items: Sequence[jax.Array],
-        lanes: tuple[int, ...],
-    ) -> tuple[Tensor, Tensor, list[jax.Array]]:
+        self, key: np.ndarray, batch_size: int, size: int, beta: float, rows: JaxRows | None = None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         count = compiled.shared_size(batch_size)
         if self._tree is not None and 0 < self._changes <= _FEW and count <= _FEW:
             drawn = self._changed_tree(count, beta, key, size)

@@ -135,8 +135,11 @@ class TorchRows(Rows):
             return [tensor[start:stop:step] for tensor in self.tensors]
         return [tensor[:filled][index] for tensor in self.tensors]
 
-    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
-        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay."""
+    def write_run(self, start: int, leaves: Sequence[Tensor], index: Tensor | None = None) -> None:
+        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay.
+
+        `index`, the numbers of the rows, may be one of the leaves.
+        """
         capacity, count = self._plain[0].shape[0], leaves[0].shape[0]
         kept = min(count, capacity)
         start = (start + count - kept) % capacity

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from interop.data.layout import LeafSpec
+from interop.host.device_writes import DeviceWrites
 from interop.host.equal_places import chosen_items, last_of_equal
 
 
@@ -60,6 +61,11 @@ class Rows:
         return False
 
     @property
+    def writes(self) -> DeviceWrites | None:
+        """The writes of rows on a device that programs write; None for other rows."""
+        return None
+
+    @property
     def on_host(self) -> bool:
         """Whether NumPy sees the rows."""
         return False
@@ -76,8 +82,11 @@ class Rows:
 
     # ------------------------------------------------------------------ writes
 
-    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
-        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay."""
+    def write_run(self, start: int, leaves: Sequence[Tensor], index: Tensor | None = None) -> None:
+        """Write leaves [n, *lanes, ...] from row `start` on, around the ring. Of more than all rows the last stay.
+
+        `index` has the numbers of the rows, where the caller has them.
+        """
         count = leaves[0].shape[0]
         kept = min(count, self.capacity)
         rows = (start + torch.arange(count - kept, count, device="cpu")) % self.capacity

@@ -5,6 +5,7 @@ by steps that can be repeated: `finished` makes them again if they were interrup
 `uninterrupted` delays the handlers. Other threads get work by hand-offs that may be done twice or not at all: see `Worked`.
 """
 
+import _signal  # type: ignore[import-not-found]  # `signal` wraps its functions to return enums, in ten times as long
 import _thread
 import contextlib
 import os
@@ -103,10 +104,11 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay signal handlers, which may raise, until the end of the block. Handlers run in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
+    if _thread.get_ident() != threading.main_thread().ident:
         yield
         return
-    handlers: dict[int, Any] = {each: held for each in _SIGNALS if callable(held := signal.getsignal(each))}
+    known = zip(_SIGNALS, map(_signal.getsignal, _SIGNALS), strict=True)
+    handlers: dict[int, Any] = {each: held for each, held in known if held is not None and type(held) is not int}
     came: list[tuple[int, Any]] = []
     over = False
 
@@ -118,11 +120,11 @@ def uninterrupted() -> Iterator[None]:
 
     def restore() -> None:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            _signal.signal(number, handler)
 
     try:
         for number in handlers:
-            signal.signal(number, delay)
+            _signal.signal(number, delay)
         yield
     finally:
         try:

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from typing import Any, TypeGuard
 
-import jax
 import numpy as np
 import torch
 
@@ -32,7 +31,7 @@ class DrawingSampler(Sampler):
 
     def draw_slots(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
-    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+    ) -> tuple[torch.Tensor, dict[Any, Any], list[torch.Tensor]]:
         """Flat slots, their info, and the leaves of the items if the drawing program has read them."""
         return *self._draw(storage, batch_size, key), []
 
@@ -60,9 +59,10 @@ class DrawingSampler(Sampler):
         """Flat slots and their info."""
 
 
-def rows_on_device(storage: TensorStorage) -> list[jax.Array]:
-    """The leaves of a storage on an accelerator, which the drawing program can read; else an empty list."""
-    return storage.table.rows.arrays if isinstance(storage.table.rows, JaxRows) else []
+def rows_on_device(storage: TensorStorage) -> JaxRows | None:
+    """The rows of a storage on an accelerator, which the drawing program can read; else None."""
+    rows = storage.table.rows
+    return rows if isinstance(rows, JaxRows) else None
 
 
 def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:

@@ -1,11 +1,10 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from interop.data.arguments import not_negative, whole
 from interop.engine import plans
 from interop.engine.kept_priorities import KeptPriorities
 from interop.host.device_priorities import DevicePriorities
+from interop.host.device_rows import JaxRows
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
 from interop.host.threads import Lock, finished, uninterrupted
 from interop.samplers import priority_states
@@ -216,14 +216,14 @@ class PrioritizedSampler(DrawingSampler):
 
     def draw_slots(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
-    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+    ) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
         slots, weights, leaves = self.draw_by_priority(storage, batch_size, key, rows_on_device(storage))
         return slots, {"priority_weight": weights}, leaves
 
     def draw_by_priority(
-        self, storage: Storage, count: int, key: np.ndarray, items: Sequence[jax.Array] = ()
-    ) -> tuple[Tensor, Tensor, list[jax.Array]]:
-        """Slots, importance weights, and copies of `items` at these slots if the same program can read them."""
+        self, storage: Storage, count: int, key: np.ndarray, rows: JaxRows | None = None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Slots, importance weights, and copies of the items there if the same program can read these rows."""
         size = stored(storage)
         with self._lock:
             if size > self._priorities.size:
@@ -234,8 +234,7 @@ class PrioritizedSampler(DrawingSampler):
                     "of the whole buffer, or empty() it"
                 )
             self._prepare(storage)
-            lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-            return self._priorities.sample(key, count, size, self._beta, items, lanes)
+            return self._priorities.sample(key, count, size, self._beta, rows)
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents:
         """The sum and the smallest of (priority + eps) ** alpha. Waits for the device of the priorities."""
@@ -277,6 +276,7 @@ class PrioritizedSampler(DrawingSampler):
     def let_go(self) -> None:
         super().let_go()
         self._lock.let_go()
+        self._priorities.let_go()
 
     def before_write(self) -> dict[str, Any]:
         return {"attributes": self.__dict__.copy(), "priorities": self._priorities.before_write()}
@@ -331,7 +331,7 @@ class PrioritizedSampler(DrawingSampler):
             if high >= limit:
                 raise IndexError(f"index {high} is out of range: {limit} items can have a priority")
             if self._file is None:
-                self._priorities.written(slots)
+                self._priorities.written(slots, None if storage is None else storage.guard.device_writes)
                 return
             before = self._priorities.highest()
             self._priorities.written(slots)
@@ -365,7 +365,8 @@ class PrioritizedSampler(DrawingSampler):
         """
         with self._lock:
             self._prepare(storage)
-            if self._file is None and self._priorities.update_async(index, priority):
+            writes = None if storage is None else storage.guard.device_writes
+            if self._file is None and self._priorities.update_async(index, priority, writes):
                 return
         slots, low, high = flat_slots(index, storage)
         values, top = good_priorities(priority, self.rule.dtype)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from tensordict.utils import NestedKey
@@ -189,7 +188,7 @@ class SliceSampler(DrawingSampler):
 
     def draw_slots(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
-    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+    ) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
         return *self._draw(storage, batch_size, key), []  # not that of another base of a subclass
 
     def draw_batch(

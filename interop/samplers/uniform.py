@@ -10,12 +10,14 @@ import fbuf
 from fbuf.memory_plan import Share
 from interop.data import bridge, randomness
 from interop.host import compiled
+from interop.host.device_rows import JaxRows
 from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import ShardContents
 from interop.shared.processes import may_use_jax
 from interop.storages import Storage, TensorStorage
 
 _CPU = torch.device("cpu")
+_STATELESS = jax.tree.structure(())
 _FEW = 2048  # draws for which scaled floats take less time than bounded integers
 
 
@@ -28,17 +30,17 @@ class RandomSampler(DrawingSampler):
         """It has no arguments."""
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
-        return self._drawn(storage, batch_size, key, [])[0], {}
+        return self._drawn(storage, batch_size, key)[0], {}
 
     def draw_slots(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
-    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+    ) -> tuple[torch.Tensor, dict[Any, Any], list[torch.Tensor]]:
         slots, leaves = self._drawn(storage, batch_size, key, rows_on_device(storage))
         return slots, {}, leaves
 
     def _drawn(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: list[jax.Array]
-    ) -> tuple[torch.Tensor, list[jax.Array]]:
+        self, storage: Storage, batch_size: int, key: np.ndarray, rows: JaxRows | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Slots, and copies of the items there."""
         size = stored(storage)
         place = _CPU if size >= 2**31 or not may_use_jax() else place_of(storage)
@@ -48,10 +50,12 @@ class RandomSampler(DrawingSampler):
                 return torch.from_numpy(draw.integers(size, size=batch_size)), []
             # Of 53 random bits each. Below `size`: a float64 below 1 times size is.
             return torch.from_numpy((draw.random(batch_size) * size).astype(np.int64)), []
-        lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
+        items, lanes = ([], ()) if rows is None else (rows.arrays, rows.lanes)
+        words = compiled.request_words(key, size)
         with bridge.exact(place) if items else bridge.on(place):
-            slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, items, lanes)
-        return bridge.hand_over(slots, torch.int64), leaves
+            at, _, _, leaves = compiled.draw(self.rule, _STATELESS, batch_size, [], words, lanes, items)
+        [slots, *found] = bridge.crossing(place).take([at, *leaves])
+        return slots.to(torch.int64), found
 
     def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         return []

@@ -1,6 +1,7 @@
 """Writes of storage, writer and samplers that an interrupt leaves done or not done, never in part."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from interop.host.threads import uninterrupted
@@ -26,6 +27,8 @@ def all_or_nothing(storage: Storage, undoable: Sequence[Undoable], write: Callab
     """
     counters = storage.ring.cells.tobytes()
     kept = [(each, each.before_write()) for each in undoable]
+    if storage.guard.device_writes is not None:
+        write = partial(storage.guard.device_writes.together, write)
     try:
         return write()
     except BaseException:

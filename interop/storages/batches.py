@@ -17,6 +17,7 @@ from interop.data.varied import Varied
 from interop.host.rows import TorchRows
 from interop.storages.tensors import TensorStorage
 
+_CPU = torch.device("cpu")
 _KEPT = 8  # builders of one layout
 
 
@@ -45,7 +46,7 @@ def read_batch(
     assert isinstance(rows, TorchRows) and layout is not None
     builder, entries = None, dict[Any, Tensor]()
     if marks and type(storage).build is TensorStorage.build:
-        entries = _entries(info)
+        entries = _entries(info, _CPU)
         builder = _builder_for(layout, tuple(entries))
     known = {} if builder is None else {leaf: entries[key] for key, leaf in builder.replaced.items()}
     begins, length = runs
@@ -59,6 +60,24 @@ def read_batch(
         leaves, entries, slots.shape, storage.device if isinstance(storage.device, torch.device) else None
     )
     return data, BatchInfo(info, data)
+
+
+def batch_of(
+    storage: TensorStorage, leaves: list[Tensor], shape: torch.Size, info: dict[Any, Any], marks: bool
+) -> tuple[Any, dict[Any, Any]]:
+    """The items of leaves that were read on a device, and the info; with `marks` a `BatchInfo`, as in `read_batch`."""
+    layout = storage.table.layout
+    assert layout is not None
+    if marks and type(storage).build is TensorStorage.build:
+        entries = _entries(info, leaves[0].device)
+        builder = _builder_for(layout, tuple(entries))
+        if builder is not None:
+            leaves = [*leaves]
+            for key, place in builder.replaced.items():
+                leaves[place] = entries[key]
+            data = builder.build(leaves, entries, shape, storage.table.place.known_device())
+            return data, BatchInfo(info, data)
+    return storage.build(leaves, shape), info
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +151,13 @@ def _open(node: Any, path: Path, nodes: dict[Path, dict[Any, Any]], places: Mapp
     return True
 
 
-def _entries(info: Mapping[Any, Any]) -> dict[Any, Tensor]:
-    """The info as one tensor a key; empty if one is not on the host."""
+def _entries(info: Mapping[Any, Any], device: torch.device) -> dict[Any, Tensor]:
+    """The info as one tensor a key; empty if one is not on this device."""
     entries: dict[Any, Tensor] = {}
     for key, value in info.items():
         if type(value) is tuple:
             value = value[0].unsqueeze(-1) if len(value) == 1 else torch.stack(value, -1)
-        if type(value) is not Tensor or not value.is_cpu:
+        if type(value) is not Tensor or value.device != device:
             return {}
         entries[key] = value
     return entries

@@ -97,6 +97,15 @@ class RoundRobinWriter(Writer):
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch, whose dim 0 are the rows. Of more rows than the capacity the last stay."""
+        index = self.extend_on_host(data)
+        device = getattr(data, "device", None)
+        return index.to(device) if device is not None and device.type != "cpu" else index
+
+    @property
+    def leaves_slots_on_host(self) -> bool:
+        return type(self).extend is RoundRobinWriter.extend
+
+    def extend_on_host(self, data: object) -> Tensor:
         storage = self._storage
         if not isinstance(storage, TensorStorage):
             data = unbind(data)
@@ -122,9 +131,8 @@ class RoundRobinWriter(Writer):
             else:
                 self._set_last(index, stamped, capacity)
                 self._advance(index, dims[0], after)
-        device = getattr(data, "device", None)
-        index = self._storage.coordinates(index)
-        return index.to(device) if device is not None and device.type != "cpu" else index
+        coordinates: Tensor = self._storage.coordinates(index)
+        return coordinates
 
     def write_at(self, index: Any, data: Any) -> Any:
         """Write one item at an int, or a batch at a list, array or tensor of rows. Returns slots as `add` and `extend` do.

@@ -46,6 +46,18 @@ class Writer(Stateful, Seeded, ABC):
     def extend(self, data: Any) -> Tensor:
         """Write a batch of items; the slots they took."""
 
+    @property
+    def leaves_slots_on_host(self) -> bool:
+        """Whether `extend_on_host` is `extend` but for the device of the slots. Then a buffer calls it."""
+        return False
+
+    def extend_on_host(self, data: object) -> Tensor:
+        """`extend`, with slots on the host; `extend` has them on the device of the data, if data has one.
+
+        The samplers need them on the host, and the way there and back would wait for the device twice.
+        """
+        return self.extend(data).cpu()
+
     def refuse_write(self, call: str) -> None:
         """RuntimeError for a writer that takes no items by this call. Called before anything changes."""
 

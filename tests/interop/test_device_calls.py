@@ -1,11 +1,15 @@
-"""What calls of buffers ask of an accelerator, counted on the CPU: nothing in them waits for the device."""
+"""What calls of buffers ask of an accelerator, counted on the CPU: one program each, and nothing waits for the device."""
 
 import collections
+import cProfile
+import pstats
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -14,10 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from interop import (
     LazyTensorStorage,
     PrioritizedSampler,
+    ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
 )
+from interop.data.tensordicts import of_entries
 from interop.engine.places import heap
+from interop.host import compiled, device_writes
 from interop.samplers import prioritized
 
 CAPACITY, BATCH = 1024, 256
@@ -43,7 +51,36 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers take the path of a device."""
+    monkeypatch.setattr(heap, "rows_in_jax", lambda device: True)
+    monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
+    monkeypatch.setattr("interop.data.bridge.hand_over", handed_over)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
+    """How many programs run, and how many NumPy arrays they get: each is a copy from the host."""
+    found: collections.Counter[str] = collections.Counter()
+
+    def counted(program: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            found["programs"] += 1
+            found["NumPy arguments"] += sum(
+                isinstance(each, np.ndarray | np.generic) for each in jax.tree.leaves(given)
+            )
+            return program(*given)
+
+        return run
+
+    for name, each in vars(compiled).items():
+        if hasattr(each, "lower") and hasattr(each, "trace"):
+            monkeypatch.setattr(compiled, name, counted(each))
+    return found
+
+
+@pytest.fixture
+def reads(on_device: None, monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """How often, and how, the host reads values of JAX for which it waits. Buffers take the path of a device.
 
     It does not wait for values that are copied to it meanwhile.
@@ -65,9 +102,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
 
     for name in ("__array__", "__bool__", "__float__", "__int__", "__index__", "item", "tolist"):
         monkeypatch.setattr(kind, name, counted(name))
-    monkeypatch.setattr(heap, "rows_in_jax", lambda device: True)
-    monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
-    monkeypatch.setattr("interop.data.bridge.hand_over", handed_over)
     return found
 
 
@@ -79,7 +113,8 @@ def handed_over(array: jax.Array, dtype: torch.dtype | None = None) -> torch.Ten
 
 def rows(count: int, first: int = 0) -> TensorDict:
     obs = torch.arange(first, first + count).float()[:, None].repeat(1, 4)
-    after = {"obs": obs + 1, "reward": obs[:, :1].contiguous(), "done": torch.zeros(count, 1, dtype=torch.bool)}
+    ends = {"done": torch.zeros(count, 1, dtype=torch.bool), "terminated": torch.ones(count, 1, dtype=torch.bool)}
+    after = {"obs": obs + 1, "reward": obs[:, :1].contiguous(), **ends}
     return TensorDict({"obs": obs, "action": torch.ones(count, dtype=torch.int64), "next": after}, [count])
 
 
@@ -114,17 +149,228 @@ def newest_rows(rb: TensorDictPrioritizedReplayBuffer) -> slice:
 
 
 @pytest.mark.parametrize("with_error", [False, True])
-def test_no_call_waits_for_the_device_or_copies_what_it_was_given(
-    with_error: bool, reads: collections.Counter[str]
+def test_a_call_is_one_program_that_waits_for_nothing_and_copies_nothing(
+    with_error: bool, reads: collections.Counter[str], programs: collections.Counter[str]
 ) -> None:
     rb, given, calls = made(with_error)
     for name, call in calls.items():
         call()
         reads.clear()
+        programs.clear()
         with Operations(given) as operations:
             call()
         assert not +reads and not operations.copied, (name, reads, operations.copied)
+        arrays = 0 if name.startswith("update") else 1
+        assert programs == {"programs": 1, "NumPy arguments": arrays}, name
     assert len(rb) == CAPACITY
+
+
+# Of six leaves and 256 rows, a little above what was counted when they were set.
+MOST = {"extend": 285, "add": 400, "sample": 130, "update_priority": 125, "update_tensordict_priority": 170}
+WITH_ERRORS = {**MOST, "extend": 350, "add": 475}
+
+
+@pytest.mark.parametrize(("with_error", "most"), [(False, MOST), (True, WITH_ERRORS)])
+def test_a_call_takes_few_steps_of_python(with_error: bool, most: dict[str, int], on_device: None) -> None:
+    _rb, _given, calls = made(with_error)
+    counted = {}
+    for name, call in calls.items():
+        for _ in range(2):
+            call()
+        profile = cProfile.Profile()
+        profile.runcall(call)
+        counted[name] = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]  # not in its stubs
+    assert all(counted[name] <= limit for name, limit in most.items()), counted
+
+
+def test_all_samplers_of_a_storage_are_in_the_program_of_a_write(
+    on_device: None, programs: collections.Counter[str]
+) -> None:
+    storage = LazyTensorStorage(CAPACITY)
+    first, second = (
+        TensorDictReplayBuffer(storage=storage, sampler=PrioritizedSampler(CAPACITY, 0.6, 0.4)) for _ in range(2)
+    )
+    new = rows(BATCH)
+    new["td_error"] = torch.rand(BATCH) + 2
+    for _ in range(2):
+        first.extend(new)
+    programs.clear()
+    slots = first.extend(new)
+    assert programs == {"programs": 1, "NumPy arguments": 1}
+    assert isinstance(first.sampler, PrioritizedSampler) and isinstance(second.sampler, PrioritizedSampler)
+    assert torch.equal(first.sampler.priorities[slots], new["td_error"])
+    assert (second.sampler.priorities[slots] == 1).all() and torch.equal(storage[slots]["obs"], new["obs"])
+
+
+@pytest.mark.parametrize("form", [TensorDictReplayBuffer, ReplayBuffer])
+def test_slots_stay_on_the_host_until_the_samplers_have_them(
+    form: type[ReplayBuffer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that names an accelerator: to read slots from there would wait for it."""
+    moved, marked = [], []
+
+    class Noting(PrioritizedSampler):
+        def mark_update(self, index: Any, *, storage: Any = None) -> None:
+            assert not moved and index.is_cpu
+            marked.append(index)
+            super().mark_update(index, storage=storage)
+
+    def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        moved.append((tensor, device))
+        return tensor
+
+    monkeypatch.setattr("interop.data.bridge.placed", placed)
+    rb = form(storage=LazyTensorStorage(CAPACITY), sampler=Noting(CAPACITY, 0.6, 0.4))
+    rb.extend(rows(BATCH))
+    new = rows(BATCH)
+    entries = {"obs": new["obs"], "action": new["action"], "next": new["next"]}
+    slots = rb.extend(of_entries(entries, new.batch_size, torch.device("cuda")))
+    [(at, device)] = moved
+    assert at is slots and device.type == "cuda" and torch.equal(marked[-1], slots)
+
+
+@pytest.mark.parametrize("rows_there", [False, True])
+def test_rows_and_priorities_may_be_in_different_places(rows_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on the device, the other on the host: as both on the host."""
+    results = []
+    for is_mixed in (False, True):
+        monkeypatch.setattr(heap, "rows_in_jax", lambda device, held=is_mixed and rows_there: held)
+        monkeypatch.setattr(prioritized, "is_accelerator", lambda device, held=is_mixed and not rows_there: held)
+        torch.manual_seed(0)
+        rb, _given, calls = made(with_error=True)
+        for _ in range(3):
+            for call in calls.values():
+                call()
+        assert isinstance(rb.sampler, PrioritizedSampler)
+        results.append((rb.sampler.priorities, rb[:]["obs"]))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16, 40])
+@pytest.mark.parametrize("most_stored", [False, True])
+def test_one_program_gives_the_bits_of_several(
+    batch: int, most_stored: bool, on_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = device_writes.DeviceWrites.together
+    results = []
+    for is_together in (True, False):
+        monkeypatch.setattr(
+            device_writes.DeviceWrites, "together", together if is_together else lambda self, write: write()
+        )
+        generator = torch.Generator().manual_seed(1)
+        sampler = PrioritizedSampler(32, 0.6, 0.4, dtype=torch.float64, max_priority_within_buffer=most_stored)
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(32), sampler=sampler, batch_size=8, generator=torch.Generator().manual_seed(2)
+        )
+        seen = []
+        for step in range(8):
+            new = rows(batch, 100 * step)
+            new["wide"] = torch.rand(batch, 2, dtype=torch.float64, generator=generator)
+            new["whole"] = 2**62 + torch.arange(batch)
+            if step % 2:
+                new["td_error"] = torch.rand(batch, generator=generator)
+            else:
+                new["td_error"] = torch.full((batch,), float("nan") if step == 4 else 0.5)
+            rb.extend(new)
+            jax.block_until_ready(sampler.state)
+            try:
+                sample = rb.sample()
+            except ValueError:  # of the update that was refused
+                sample = rb.sample()
+            seen += [sampler.priorities, *(sample[key] for key in ("index", "priority_weight", "wide", "whole", "obs"))]
+        results.append(seen)
+    assert all(map(torch.equal, *results))
+
+
+def test_what_a_call_has_recorded_is_written_before_it_is_read(on_device: None) -> None:
+    storage, seen = LazyTensorStorage(CAPACITY), []
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage, batch_size=BATCH)
+
+    class Reader:
+        def mark_update(self, index: torch.Tensor) -> None:
+            assert isinstance(rb.sampler, PrioritizedSampler)
+            seen.append((storage[index]["obs"][:, 0], rb.sampler.priorities[index], rb.sampler.default_priority))
+
+    reader = Reader()
+    storage.attach(reader)
+    for first in (0, 1000):
+        rb.extend(rows(BATCH, first))
+        obs, priorities, highest = seen.pop()
+        assert obs.tolist() == list(range(first, first + BATCH)) and (priorities == highest).all()
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_an_interrupted_program_is_run_again(comes: str, on_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rb, given, calls = made(with_error=True)
+    make, times = device_writes.make, 0
+
+    def interrupted(changes: Any) -> None:
+        nonlocal times
+        times += 1
+        if times == 1 and comes == "before":
+            raise KeyboardInterrupt
+        make(changes)
+        if times == 1:
+            raise KeyboardInterrupt
+
+    given[2].fill_(7)  # the priorities
+    written = rb.write_count
+    monkeypatch.setattr(device_writes, "make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        calls["extend"]()
+    assert times == 2 and rb.write_count == written + BATCH
+    assert isinstance(rb.sampler, PrioritizedSampler)
+    assert (rb.sampler.priorities[newest_rows(rb)] == 7).all() and rb.sampler.default_priority == 7
+    calls["extend"]()
+
+
+def test_an_error_of_a_follower_leaves_rows_and_samplers_as_the_ring_says(on_device: None) -> None:
+    rb, _given, calls = made(with_error=False)
+
+    class Refusing:
+        def mark_update(self, index: torch.Tensor) -> None:
+            raise ArithmeticError
+
+    refusing = Refusing()
+    rb.storage.attach(refusing)
+    new = rows(BATCH, 5000)
+    with pytest.raises(ArithmeticError):
+        rb.extend(new)
+    assert torch.equal(rb[newest_rows(rb)]["obs"], new["obs"])
+    rb.storage.detach(refusing)
+    calls["extend"]()
+
+
+def test_threads_that_read_priorities_see_them_before_or_after_a_write(on_device: None) -> None:
+    rb, _given, calls = made(with_error=False)
+    sampler, over, errors = rb.sampler, threading.Event(), []
+    assert isinstance(sampler, PrioritizedSampler)
+
+    def read() -> None:
+        while not over.is_set():
+            try:
+                assert len(sampler.priorities) == CAPACITY and sampler.default_priority >= 1
+                sampler.alpha = 1.1 - sampler.alpha
+            except Exception as error:  # for the main thread
+                errors.append(error)
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(30):
+        for call in calls.values():
+            call()
+    over.set()
+    reader.join()
+    assert not errors
+
+
+def test_a_view_keeps_its_values_when_rows_are_written(on_device: None) -> None:
+    rb, _given, _calls = made(with_error=False)
+    view, sample = rb[:], rb.sample()
+    before = [each["obs"].clone() for each in (view, sample)]
+    rb.extend(rows(CAPACITY, 9000))
+    assert all(map(torch.equal, [each["obs"] for each in (view, sample)], before))
 
 
 def test_the_caller_may_write_to_its_tensors_once_a_call_has_returned(reads: collections.Counter[str]) -> None:

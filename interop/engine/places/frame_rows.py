@@ -355,7 +355,7 @@ class FrameRows(TorchRows):
                 "trajectory after the other; nothing was written"
             )
 
-    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
+    def write_run(self, start: int, leaves: Sequence[Tensor], index: Tensor | None = None) -> None:
         write, self._write, scheme = self._write, None, self.scheme
         assert write is not None, "rows are checked by `refuse` first"
         count, written = len(write.leaves[0]), int(self.counts[_WRITTEN])
@@ -372,8 +372,8 @@ class FrameRows(TorchRows):
         )
         if written:
             self._index[(written - 1) % scheme.capacity] = write.index[0]
-        index = torch.from_numpy(write.index[1:]).reshape(count, *self.lanes, -1)
-        self._kept.write_run(start, [*(write.leaves[place] for place in scheme.rest), index])
+        frames_of = torch.from_numpy(write.index[1:]).reshape(count, *self.lanes, -1)
+        self._kept.write_run(start, [*(write.leaves[place] for place in scheme.rest), frames_of])
         self._free[: len(write.free)], self._newest[:] = write.free, write.newest
         self.counts[:] = written + count, len(write.free), write.used
 
