@@ -221,9 +221,9 @@ class Table:
         self.place.dropped()
 
     def give_up(self) -> None:
-        """Drop the memory of an empty table, in all processes; the next write allocates."""
+        """Drop the memory of an empty table, in all processes; the next write allocates. RuntimeError for one to be read."""
+        self.refuse_edit(())
         if self.rows is not None:
-            self.refuse_edit(())
             self.place.vacate(self.lead)
         self.disown()
 
@@ -335,7 +335,6 @@ class Table:
     ) -> tuple[Layout, list[Tensor]]:
         """Take memory for items of a layout, of which `count` rows will be written. Returns the layout and leaves to use."""
         place = self.place
-        self.refuse_edit(())
         self.give_up()
         asked = place.device
         rows_of_all = self.rows_for(lanes)

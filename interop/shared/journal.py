@@ -352,7 +352,7 @@ def commits_of(path: str | os.PathLike[str]) -> int:
 
 
 class HostRows(Protocol):
-    """RowNumbers whose leaves NumPy views. The views change when the memory of the rows moves."""
+    """Rows whose leaves NumPy views. The views change when the memory of the rows moves."""
 
     @property
     def host_arrays(self) -> list[np.ndarray] | None: ...

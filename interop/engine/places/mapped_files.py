@@ -335,7 +335,7 @@ class Files(Place):
         return TorchRows(in_maps(tensors), lead[1:])
 
     def copied(self, has_rows: bool) -> Place:
-        return AnonymousMaps()
+        return AnonymousMaps(shares=self._shares)
 
     def attached(self, guard: Guard, ring: Ring, owner: object) -> Place:
         self._guard, self._ring = guard, ring

@@ -1,14 +1,16 @@
 """Who may write to the folder of a storage, what a reader has of it."""
 
+import copy
 import gc
 import os
+import shutil
 import signal
 import threading
 
 import pytest
 import torch
 
-from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer, TensorDictReplayBuffer
+from interop import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorDictReplayBuffer
 from tests.interop.rows import check_same, flat_td, nested_td, plain_tensor
 from tests.interop.storages.named_folders import made, reopened
 
@@ -210,3 +212,44 @@ def test_a_folder_that_was_renamed_or_removed_is_named(name_taken, tmp_path):
         buffer.set_sampler(prioritized())
     assert buffer.storage.cleanup() is False and buffer[:].tolist() == [0, 1, 2, 3]
     assert not name_taken or not os.listdir(tmp_path / "a")
+
+
+@pytest.mark.parametrize("state", ["without rows", "with rows", "closed without rows"])
+def test_whoever_may_only_read_changes_no_file_by_any_write_or_load(state, tmp_path):
+    source = ReplayBuffer(storage=LazyTensorStorage(5))
+    source.extend(flat_td([7, 8]))
+    source.dumps(tmp_path / "c")
+    source.storage.dumps(tmp_path / "s")
+    maker = LazyMemmapStorage(5, scratch_dir=tmp_path / "a", shared_init=True)
+    if state == "with rows":
+        maker.set(slice(0, 1), flat_td([1]))
+    shutil.copytree(tmp_path / "a", tmp_path / "left")  # as a maker leaves it that is killed now
+    storage = maker
+    if state == "closed without rows":
+        maker.close()
+    else:
+        storage = LazyMemmapStorage.open(tmp_path / "left", mode="r")
+    before = contents(tmp_path / "left"), contents(tmp_path / "a")
+    buffer = ReplayBuffer(storage=storage)
+    for write in (
+        lambda: storage.loads(tmp_path / "s"),
+        lambda: storage.load_state_dict(source.storage.state_dict()),
+        lambda: buffer.loads(tmp_path / "c"),
+        lambda: buffer.load_state_dict(source.state_dict()),
+        lambda: buffer.extend(flat_td([3])),
+        lambda: buffer.add(flat_td([3])[0]),
+        lambda: storage.set(0, flat_td([3])[0]),
+        buffer.empty,
+        storage.empty,
+    ):
+        with pytest.raises(RuntimeError, match=r"opened with mode='r'|was closed here"):
+            write()
+    assert (contents(tmp_path / "left"), contents(tmp_path / "a")) == before
+    check_same(len(storage), int(state == "with rows"))
+    LazyMemmapStorage.open(tmp_path / "left")
+
+
+def test_a_copy_of_a_compilable_storage_is_not_shared_either(tmp_path):
+    storage = copy.deepcopy(LazyMemmapStorage(5, scratch_dir=tmp_path / "a", compilable=True))
+    storage.set(slice(0, 2), nested_td([1, 2]))
+    assert storage.compilable and not storage.table.place.shared(storage).meets_others
