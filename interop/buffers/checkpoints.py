@@ -85,8 +85,8 @@ def saved(buffer: HasComponents, out: Writing) -> dict[str, Any]:
     return {
         **settings(buffer),
         "storage": buffer.storage.checkpointer.saved(buffer.storage, out),
-        "sampler": described(buffer.sampler, buffer.sampler.saved()),
-        "writer": described(buffer.writer, buffer.writer.saved()),
+        "sampler": described(buffer.sampler, buffer.sampler.state()),
+        "writer": described(buffer.writer, buffer.writer.state()),
     }
 
 
@@ -99,8 +99,8 @@ def restoring(
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
-        buffer.sampler.restoring(sampler, options),
-        buffer.writer.restoring(writer, options),
+        buffer.sampler.with_state(sampler, options),
+        buffer.writer.with_state(writer, options),
         *restoring_settings(buffer, fields, where, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
@@ -139,8 +139,8 @@ def restoring_dict(buffer: HasComponents, fields: Fields, where: str, options: L
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
     size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
     parts: list[Apply] = [
-        buffer.sampler.restoring_dict(fields.any("_sampler"), options),
-        buffer.writer.restoring_dict(fields.any("_writer"), options),
+        buffer.sampler.with_state(fields.any("_sampler"), options),
+        buffer.writer.with_state(fields.any("_writer"), options),
         buffer.transform.restoring_dict(fields.any("_transforms"), f"{where}, transforms", options),
         _restoring_generator(buffer.generator, generator, where),
         buffer.restoring_batch_size(size),

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, integers, permutation
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
 from interop.engine.kept_uses import KeptUses
@@ -197,7 +197,7 @@ class ConsumingSampler(Sampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
             "max_sample_count": self._most,
             "order": self._order[: self._item_count].copy(),
@@ -206,27 +206,28 @@ class ConsumingSampler(Sampler):
             "ran_out": self.ran_out,
         }
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
-        drawn = integers(entries, "drawn", None, 0, 2**62)
-        order = permutation(entries, "order", drawn.size)
-        live = entries.whole("live", most=drawn.size)
-        ran_out = entries.flag("ran_out")
-        if not np.array_equal(drawn[order] < most, np.arange(drawn.size) < live):
-            raise entries.wrong("live", "the number of items that can be drawn, which come first", live)
-        place = np.empty_like(order)
-        place[order] = np.arange(order.size)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
+            drawn = integers(entries, "drawn", None, 0, 2**62)
+            order = permutation(entries, "order", drawn.size)
+            live = entries.whole("live", most=drawn.size)
+            ran_out = entries.flag("ran_out")
+            if not np.array_equal(drawn[order] < most, np.arange(drawn.size) < live):
+                raise entries.wrong("live", "the number of items that can be drawn, which come first", live)
+            place = np.empty_like(order)
+            place[order] = np.arange(order.size)
 
-        def put() -> None:
-            self._most = most
-            self._order = order
-            self._place = place
-            self._drawn = drawn
-            self._item_count = drawn.size
-            self._live = live
-            self.ran_out = ran_out
+            def put() -> None:
+                self._most = most
+                self._order = order
+                self._place = place
+                self._drawn = drawn
+                self._item_count = drawn.size
+                self._live = live
+                self.ran_out = ran_out
 
-        return put
+            return put
 
     # ------------------------------------------------------------------ where it can be used
 

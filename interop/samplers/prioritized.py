@@ -1,7 +1,7 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 import fbuf
 from fbuf import free_memory, priority_tree
 from fbuf.memory_plan import Share, shares_of
-from interop.checkpoint.state import Entries, LoadOptions, as_arrays, as_tensors
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, as_arrays, as_tensors
 from interop.data import bridge
 from interop.data.arguments import not_negative, whole
 from interop.engine import plans
@@ -153,7 +153,7 @@ class PrioritizedSampler(DrawingSampler):
         return self.rule.eps
 
     @property
-    def state(self) -> fbuf.PrioritizedState | None:
+    def functional_state(self) -> fbuf.PrioritizedState | None:
         """The functional state of all items; None before the first item. O(capacity).
 
         The next write or draw takes its memory over: copy what is to be kept.
@@ -420,33 +420,34 @@ class PrioritizedSampler(DrawingSampler):
         own = {"alpha": self._alpha, "beta": self._beta, "eps": rule.eps, "reduction": self.reduction}
         return {**own, "max_capacity": self._max_capacity, "new_items": rule.new_items}
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         with self._lock:
-            return priority_states.saved(self._parameters(), self._priorities)
+            return priority_states.tree_of(self._parameters(), self._priorities)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, and the weights that follow from the priorities as "_sum_tree" and "_min_tree"."""
         state = super().state_dict()
         return {**state, **as_tensors(priority_states.trees(as_arrays(state, self)))}
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        loaded = priority_states.checked(entries, options, self._parameters(), self._priorities)
-        entries.settle()  # raises before memory is allocated
-        if loaded.values.given.size:
-            self.refuse_forked_child()
-        priorities = self._new_priorities(loaded.rule, loaded.capacity, loaded.alpha)
-        priorities.load(loaded.values)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            loaded = priority_states.checked(entries, options, self._parameters(), self._priorities)
+            entries.settle()  # raises before memory is allocated
+            if loaded.values.given.size:
+                self.refuse_forked_child()
+            priorities = self._new_priorities(loaded.rule, loaded.capacity, loaded.alpha)
+            priorities.load(loaded.values)
 
-        def put() -> None:
-            with self._lock:
-                self.rule = priorities.rule
-                self._alpha = priorities.alpha
-                self.beta = loaded.beta
-                self.reduction = loaded.reduction
-                self._replace(priorities)
-                self._keep_all()
+            def put() -> None:
+                with self._lock:
+                    self.rule = priorities.rule
+                    self._alpha = priorities.alpha
+                    self.beta = loaded.beta
+                    self.reduction = loaded.reduction
+                    self._replace(priorities)
+                    self._keep_all()
 
-        return put
+            return put
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

@@ -1,6 +1,6 @@
 """Runs of consecutive items of one trajectory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import Entries, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions
 from interop.data import randomness
 from interop.data.arguments import whole
 from interop.data.keys import as_key, checked_key
@@ -282,16 +282,17 @@ class SliceSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints: the index is built anew
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        if "slices" in entries:  # parameters, in checkpoints of earlier versions
-            entries.any("slices")
-        rest = super().with_state(entries, options)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            if "slices" in entries:  # parameters, in checkpoints of earlier versions
+                entries.any("slices")
+            rest = super().with_state(entries, options)
 
-        def put() -> None:
-            self._forget()
-            rest()
+            def put() -> None:
+                self._forget()
+                rest()
 
-        return put
+            return put
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key not in ("_source", "_last")}

@@ -72,12 +72,12 @@ ALIKE = [
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_state_goes_into_nothing_else(name: str, kinds: dict[str, Any]) -> None:
-    saved, before = kinds[name].saved(), {other: kinds[other].state_dict() for other in PARTS}
+    saved, before = kinds[name].state(), {other: kinds[other].state_dict() for other in PARTS}
     for other in PARTS:
         if type(kinds[other]) is not type(kinds[name]):
             if {name, other} not in ALIKE:
                 with pytest.raises(CheckpointError):
-                    kinds[other].restoring(through_json(saved))
+                    kinds[other].with_state(through_json(saved))
                 with pytest.raises(CheckpointMismatch):
                     kinds[other].load_state_dict(before[name])
             assert repr(kinds[other].state_dict()) == repr(before[other])
@@ -86,13 +86,13 @@ def test_a_state_goes_into_nothing_else(name: str, kinds: dict[str, Any]) -> Non
 @pytest.mark.parametrize("name", PARTS)
 def test_damage_is_found_and_changes_nothing(name: str, kinds: dict[str, Any]) -> None:
     part = kinds[name]
-    saved = through_json(part.saved())
-    before, accepted = repr(part.saved()), 0
+    saved = through_json(part.state())
+    before, accepted = repr(part.state()), 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for where, changed in damaged(saved):
             try:
-                put = part.restoring(changed)
+                put = part.with_state(changed)
             except CheckpointError:
                 pass
             except Exception as error:
@@ -100,7 +100,7 @@ def test_damage_is_found_and_changes_nothing(name: str, kinds: dict[str, Any]) -
             else:
                 accepted += 1  # it is another state
                 assert callable(put)
-    assert repr(part.saved()) == before
+    assert repr(part.state()) == before
 
 
 def test_all_differences_are_listed() -> None:
@@ -108,7 +108,7 @@ def test_all_differences_are_listed() -> None:
     storage.set(slice(0, 12), torch.arange(12))
     sampler.mark_update(np.arange(12), storage=storage)
     with pytest.raises(CheckpointMismatch, match=r"float32.*float64.*within_buffer is True.*max_capacity of 12"):
-        PrioritizedSampler(4, 1, 1, dtype=torch.float64).restoring(through_json(sampler.saved()))
+        PrioritizedSampler(4, 1, 1, dtype=torch.float64).with_state(through_json(sampler.state()))
 
 
 def test_priorities_of_another_dtype_are_cast_where_that_is_asked_for() -> None:
@@ -118,12 +118,12 @@ def test_priorities_of_another_dtype_are_cast_where_that_is_asked_for() -> None:
     sampler.update_priority([0], [0.1])
     twin = PrioritizedSampler(12, 1, 1)
     with pytest.raises(CheckpointMismatch, match="cast=True"):
-        twin.restoring(sampler.saved())
-    twin.restoring(sampler.saved(), LoadOptions(cast=True))()
+        twin.with_state(sampler.state())
+    twin.with_state(sampler.state(), LoadOptions(cast=True))()
     assert torch.equal(twin.priorities, torch.tensor([0.1, 1.0]))
     sampler.update_priority([0], [1e200])
     with pytest.raises(CheckpointMismatch, match="not finite in float32"):
-        twin.restoring(sampler.saved(), LoadOptions(cast=True))
+        twin.with_state(sampler.state(), LoadOptions(cast=True))
 
 
 PARAMETERS = [
@@ -147,10 +147,10 @@ PARAMETERS = [
 @pytest.mark.parametrize(("saved", "target", "words"), PARAMETERS)
 def test_parameters_of_the_checkpoint_count_with_a_warning(saved: Any, target: Any, words: str) -> None:
     with pytest.warns(UserWarning, match=words) as told:
-        put = target.restoring(through_json(saved.saved()))
+        put = target.with_state(through_json(saved.state()))
     assert len(told) == 1
     put()
     assert repr(target) == repr(saved) and target.state_dict().keys() == saved.state_dict().keys()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        target.restoring(through_json(saved.saved()))
+        target.with_state(through_json(saved.state()))
