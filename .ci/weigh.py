@@ -95,7 +95,11 @@ SAME_MEANING = {
     ("fbuf/trajectories.py", "interop/host/trajectories.py"): "the index, in each engine",
     ("fbuf.frames.Frames", "interop.engine.places.frames.Frames"): "frames that are stored once, for jit and for torch",
     ("fbuf/storage.py", "interop/storages/storage.py"): "items by slot, for jit and for torch",
-    ("fbuf/frames.py", "interop/engine/places/frames.py", "interop/storages/frames.py"): "frames that are stored once, for jit and for torch",
+    (
+        "fbuf/frames.py",
+        "interop/engine/places/frames.py",
+        "interop/storages/frames.py",
+    ): "frames that are stored once, for jit and for torch",
     ("fbuf/samplers/prioritized.py", "interop/samplers/prioritized.py"): "one rule, for jit and for torch",
     ("fbuf/samplers/slices.py", "interop/samplers/slices.py"): "one rule, for jit and for torch",
     ("fbuf/samplers/uniform.py", "interop/samplers/uniform.py"): "one rule, for jit and for torch",

@@ -7,7 +7,6 @@ folder with the tree, and the tree with tensors.
 
 import contextlib
 import copy
-import dis
 import inspect
 import os
 import warnings
@@ -328,10 +327,14 @@ def _of_library(component: Stateful, name: str) -> Callable[..., Any]:
 def is_users(component: Stateful) -> bool:
     """Whether a class of the user's saves its state; NotImplementedError where some of it would be lost."""
     missing = [name for name in ("state_dict", "load_state_dict") if not defined_outside(component, name)]
-    lost = [] if not missing or _is_ours(type(component)) else _unsaved(component)
-    if len(missing) == 1 or lost:
-        what = f"attributes that nothing saves, {', '.join(lost)}" if lost else "one half of the pair that saves it"
-        raise NotImplementedError(f"{class_of(component)} has {what}: define {' and '.join(missing)}")
+    if len(missing) == 1:
+        raise NotImplementedError(f"{class_of(component)} has one half of the pair that saves it: define {missing[0]}")
+    lost = [] if not missing or component.stateless or _is_ours(type(component)) else undeclared(component)
+    if lost:
+        raise NotImplementedError(
+            f"{class_of(component)} has attributes that nothing saves, {', '.join(lost)}: define state_dict and "
+            "load_state_dict, or stateless = True if they never change"
+        )
     return not missing
 
 
@@ -344,15 +347,12 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-def _unsaved(component: object) -> list[str]:
-    """Attributes of an object that no class of this library declares, or sets in a method."""
-    known: set[str] = set()
+def undeclared(component: object) -> list[str]:
+    """Attributes of an object that no class of this library declares, by a value or an annotation in the class."""
+    declared: set[str] = set()
     for kind in filter(_is_ours, type(component).__mro__):
-        known.update(vars(kind), inspect.get_annotations(kind))
-        members = [each for member in vars(kind).values() for each in (member, getattr(member, "fset", None))]
-        for function in filter(inspect.isfunction, members):
-            known.update(each.argval for each in dis.get_instructions(function) if each.opname == "STORE_ATTR")
-    return sorted(vars(component).keys() - known)
+        declared.update(vars(kind), inspect.get_annotations(kind))
+    return sorted(vars(component).keys() - declared)
 
 
 # ------------------------------------------------------------------ tensors and arrays

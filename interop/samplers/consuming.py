@@ -40,6 +40,16 @@ class ConsumingSampler(Sampler):
 
     ran_out = False  # whether the last draw took the last item
     keeps_uses = True
+    _most: int
+    _process: OneProcess
+    _order: np.ndarray  # the known slots: `_live` that can be drawn, then the consumed ones
+    _place: np.ndarray  # of each slot in `_order`
+    _drawn: np.ndarray  # draws of each slot
+    _item_count: int
+    _live: int
+    _file: KeptUses | None
+    # What changed in place since `before_draw` or `before_write`: an array, places, and what was there.
+    _log: list[tuple[np.ndarray, Any, np.ndarray]]
 
     def __init__(self, max_sample_count: int = 1) -> None:
         self._most = whole("max_sample_count", max_sample_count)
@@ -47,14 +57,13 @@ class ConsumingSampler(Sampler):
         self._empty()
 
     def _empty(self) -> None:
-        self._order = np.zeros(0, np.int64)  # the known slots: `_live` that can be drawn, then the consumed ones
-        self._place = np.zeros(0, np.int64)  # of each slot in `_order`
-        self._drawn = np.zeros(0, np.int64)  # draws of each slot
+        self._order = np.zeros(0, np.int64)
+        self._place = np.zeros(0, np.int64)
+        self._drawn = np.zeros(0, np.int64)
         self._item_count = self._live = 0
-        self._file: KeptUses | None = None
+        self._file = None
         self.ran_out = False
-        # What changed in place since `before_draw` or `before_write`: an array, places, and what was there.
-        self._log: list[tuple[np.ndarray, Any, np.ndarray]] = []
+        self._log = []
 
     def before_draw(self) -> dict[str, Any]:
         return self.before_write()

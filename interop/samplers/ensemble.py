@@ -29,6 +29,11 @@ class SamplerEnsemble(Sampler):
             effect with `sample_from_all`.
     """
 
+    members: tuple[Sampler, ...]
+    sample_from_all: bool
+    _parts: int | None
+    _p: np.ndarray | None
+
     def __init__(
         self,
         *samplers: Sampler,
@@ -36,7 +41,7 @@ class SamplerEnsemble(Sampler):
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
     ) -> None:
-        self.members: tuple[Sampler, ...] = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
+        self.members = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
         self.sample_from_all = bool(sample_from_all)
         self.num_buffer_sampled = num_buffer_sampled
         self.p = p

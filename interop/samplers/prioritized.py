@@ -60,6 +60,18 @@ class PrioritizedSampler(DrawingSampler):
 
     KEPT = True
     _EXCLUDES = False  # whether items may be excluded from draws
+    rule: fbuf.Prioritized  # alpha is not in it: it may change without a new trace
+    reduction: str
+    dtype: torch.dtype
+    _max_capacity: int
+    _alpha: float
+    _beta: float
+    _device: torch.device | None  # None is the device of the storage, once that is known
+    _lock: Lock
+    _process: OneProcess
+    _has_storage: bool
+    _file: KeptPriorities | None
+    _priorities: Priorities
 
     def __init__(
         self,
@@ -77,7 +89,7 @@ class PrioritizedSampler(DrawingSampler):
             raise ValueError(f"max_capacity must be at most {priority_tree.LARGEST}, got {max_capacity}")
         if dtype not in _DTYPES:
             raise NotImplementedError(f"priorities can be torch.float32 or torch.float64, got {dtype}")
-        self.rule = fbuf.Prioritized(  # alpha is not in it: it may change without a new trace
+        self.rule = fbuf.Prioritized(
             eps=not_negative("eps", eps),
             new_items="highest_stored" if max_priority_within_buffer else "highest_ever",
             dtype=_DTYPES[dtype],  # type: ignore[arg-type]  # one of the two literals
@@ -86,14 +98,13 @@ class PrioritizedSampler(DrawingSampler):
         self.beta = beta
         self.reduction = reduction
         self.dtype = dtype
-        # None is the device of the storage, once that is known.
         self._device = None if device is None else torch.device(device)
         if self._device is not None and bridge.jax_device(self._device) is None:
             raise RuntimeError(f"JAX does not see the device {self._device}: install a JAX that does, or use the CPU")
         self._lock = Lock()
         self._process = OneProcess(_ONE_PROCESS, uses_jax=True)
         self._has_storage = False
-        self._file: KeptPriorities | None = None
+        self._file = None
         self._priorities = self._new_priorities(self.rule, self._max_capacity, self._alpha)
 
     def _new_priorities(self, rule: fbuf.Prioritized, capacity: int, alpha: float) -> Priorities:

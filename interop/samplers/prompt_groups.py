@@ -53,6 +53,16 @@ class PromptGroupSampler(DrawingSampler):
     """
 
     ran_out = False  # whether the last draw left fewer groups than it took
+    _size: int
+    _most: int | None
+    _key: Any
+    _staleness: StalenessAwareSampler | None
+    _process: OneProcess | None
+    _groups: Groups
+    _pending: np.ndarray  # slots of written rows whose ids were not read yet
+    _edits: int | None  # version of the ring whose edits were read; None to read all rows
+    _file: KeptUses | None
+    _words: np.ndarray | None  # of an earlier process, before the ids were read
 
     def __init__(
         self,
@@ -75,10 +85,10 @@ class PromptGroupSampler(DrawingSampler):
 
     def _empty(self) -> None:
         self._groups = Groups(self._size, self._most)
-        self._pending = _NONE  # slots of written rows whose ids were not read yet
-        self._edits: int | None = None  # version of the ring whose edits were read; None to read all rows
-        self._file: KeptUses | None = None
-        self._words: np.ndarray | None = None  # of an earlier process, before the ids were read
+        self._pending = _NONE
+        self._edits = None
+        self._file = None
+        self._words = None
         self.ran_out = False
 
     @property

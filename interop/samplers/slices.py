@@ -62,6 +62,24 @@ class SliceSampler(DrawingSampler):
     counts if it is made by `set_`, `update_` or `rb[...] =`, not through a view.
     """
 
+    num_slices: int | None
+    slice_len: int | None
+    end_keys: list[Any] | None
+    truncated_key: Any
+    cache_values: bool
+    strict_length: bool
+    pad_output: bool
+    compile: bool | dict[str, Any]
+    use_gpu: Any
+    span: tuple[bool | int, bool | int]
+    only_named_keys: bool
+    _end_key: Any
+    _traj_key: Any
+    _static_markers: tuple[Tensor | None, Tensor | None]  # ends and trajectories that were given
+    _source: StoredTrajectories | GivenTrajectories
+    _info: SliceInfo
+    _last: Slices | None
+
     def __init__(
         self,
         *,
@@ -113,7 +131,6 @@ class SliceSampler(DrawingSampler):
 
     def _forget(self) -> None:
         """Drop the index of trajectories and all else that was computed for a storage."""
-        self._source: StoredTrajectories | GivenTrajectories
         if self.is_static:
             self._source = GivenTrajectories(*self._static_markers)
         else:
@@ -121,7 +138,7 @@ class SliceSampler(DrawingSampler):
             keys = TrajectoryKeys.chosen(self._traj_key, ends, self.only_named_keys)
             self._source = StoredTrajectories(BoundaryKeys(keys))
         self._info = SliceInfo(self.truncated_key)
-        self._last: Slices | None = None
+        self._last = None
 
     @property
     def draw_settings(self) -> tuple[Any, ...]:

@@ -37,6 +37,12 @@ class StalenessAwareSampler(DrawingSampler):
         version_key: the entry that holds one version an item; KeyError at the draw where there is none.
     """
 
+    staleness_weight_fn: Callable[[Tensor], Tensor] | None
+    version_key: Any
+    _max_staleness: int
+    _consumer_version: int
+    _cached: "_Cached | None"
+
     def __init__(
         self,
         max_staleness: int = -1,
@@ -49,7 +55,7 @@ class StalenessAwareSampler(DrawingSampler):
         self.consumer_version = 0
         self.staleness_weight_fn = staleness_weight_fn
         self.version_key = version_key
-        self._cached: _Cached | None = None
+        self._cached = None
 
     @property
     def max_staleness(self) -> int:

@@ -28,6 +28,8 @@ class SamplerWithoutReplacement(DrawingSampler):
         shuffle: False draws items in the order of their slots.
     """
 
+    _epoch: Epoch
+
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self._epoch = Epoch(shuffle, drop_last)
 

@@ -17,9 +17,11 @@ class WriterEnsemble(Writer):
         writers: the members.
     """
 
+    members: tuple[Writer, ...]
+
     def __init__(self, *writers: Writer) -> None:
         super().__init__()
-        self.members: tuple[Writer, ...] = of_kind("writer", writers, Writer, WriterEnsemble)
+        self.members = of_kind("writer", writers, Writer, WriterEnsemble)
 
     def register_storage(self, storage: Storage) -> None:
         """Does nothing: each member writes to its own storage."""

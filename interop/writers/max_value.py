@@ -39,6 +39,13 @@ class TensorDictMaxValueWriter(Writer):
     """
 
     keeps_order = False
+    rank_key: Any
+    reduction: str
+    _heap: list[tuple[float, int]]  # rank and slot of each stored item, the lowest first
+    _write_count: int
+    # Since `before_write`: how many items were ranked, and the ranks that were replaced.
+    _replaced: tuple[int, dict[int, float]] | None
+    _process: OneProcess
 
     def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
         super().__init__(compilable)
@@ -46,10 +53,9 @@ class TensorDictMaxValueWriter(Writer):
             raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(REDUCTIONS)}")
         self.rank_key = ("next", "reward") if rank_key is None else rank_key
         self.reduction = reduction
-        self._heap: list[tuple[float, int]] = []  # rank and slot of each stored item, the lowest first
+        self._heap = []
         self._write_count = 0
-        # Since `before_write`: how many items were ranked, and the ranks that were replaced.
-        self._replaced: tuple[int, dict[int, float]] | None = None
+        self._replaced = None
         self._process = OneProcess(_ONE_PROCESS)
 
     def before_write(self) -> dict[str, Any]:

@@ -38,10 +38,11 @@ class RoundRobinWriter(Writer):
 
     # Returns at most so many rows that are free again; these are written before the row at the cursor.
     vacant: Callable[[int], np.ndarray] | None = None
+    _unregistered: Ring  # of a writer without a storage
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
-        self._unregistered = Ring()  # of a writer without a storage
+        self._unregistered = Ring()
         self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:

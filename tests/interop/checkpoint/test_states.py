@@ -164,4 +164,44 @@ def test_a_sampler_of_ones_own_saves_what_its_state_dict_says() -> None:
         SamplerEnsemble(other).load_state_dict({"0": {"place": torch.tensor(-1)}})
     assert other.place == 5
     assert Plain().state() == {} and Plain().state_dict() == {}
+    assert one.state_dict()["place"] == one.place == -5
     put_into(Plain(), {})
+
+
+class OfArguments(Plain):
+    """Its attribute is an argument, which never changes."""
+
+    stateless = True
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+
+def test_a_stateless_class_of_ones_own_saves_the_state_of_the_class_of_the_library() -> None:
+    assert OfArguments(3).state() == {}
+    put_into(OfArguments(4), OfArguments(3).state())
+
+    class WithName(SliceSamplerWithoutReplacement):
+        stateless = True
+
+    one, other = WithName(slice_len=2), WithName(slice_len=2, drop_last=True)
+    other.name = "other"
+    assert one.state().keys() == SliceSamplerWithoutReplacement(slice_len=2).state().keys()
+    with pytest.warns(UserWarning, match="drop_last=False instead of True"):
+        other.load_state_dict(one.state_dict())
+    assert not other.drop_last and other.name == "other"
+
+
+def test_a_state_dict_of_ones_own_may_have_any_keys() -> None:
+    class Given(InTurn):
+        def state_dict(self) -> dict[str, Any]:
+            return {"given": {"place": self.place}}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict["given"])
+
+    one, other, third = Given(), Given(), Given()
+    one.place = torch.tensor(5)
+    other.with_state(one.state_dict())()
+    put_into(third, one.state())
+    assert other.place == third.place == 5

@@ -1,5 +1,7 @@
 """What samplers and writers save does not get into others; where parameters differ, that is told."""
 
+import copy
+import inspect
 import warnings
 from typing import Any
 
@@ -16,16 +18,22 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
+    Sampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
     StalenessAwareSampler,
     TensorDictMaxValueWriter,
+    Writer,
+    WriterEnsemble,
 )
-from interop.checkpoint.state import LoadOptions
+from interop.checkpoint.state import LoadOptions, undeclared
 from interop.data import randomness
+from interop.datasets.openx_stream import StreamSampler
+from interop.samplers.drawn_elsewhere import DrawnElsewhere
+from interop.samplers.stack_slices import StackSampler
 from tests.interop.checkpoint.resuming import go_on, joined
 from tests.interop.checkpoint.saved_trees import damaged, through_json
-from tests.interop.pair_history import SAMPLERS, Cell
+from tests.interop.pair_history import SAMPLERS, WRITERS, Cell
 
 
 def made() -> dict[str, Any]:
@@ -57,6 +65,29 @@ def made() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def kinds() -> dict[str, Any]:
     return made()
+
+
+def test_every_attribute_of_the_library_is_declared(kinds: dict[str, Any]) -> None:
+    """An attribute that is not would be refused in a subclass of the user's, which has only attributes of the library."""
+    used = [part for name, part in kinds.items() if name != "buffers"]
+    for buffer in kinds["buffers"]:
+        used += [buffer.sampler, buffer.writer]
+    for writer in WRITERS:
+        cell = Cell("LazyTensorStorage", 1, "RandomSampler", writer, "TensorDictReplayBuffer")
+        used.append(joined(cell, 0).writer)
+    used += [StackSampler(2), WriterEnsemble(RoundRobinWriter()), DrawnElsewhere(), StreamSampler()]
+    missing = every_kind(Sampler) | every_kind(Writer)
+    for part in used:
+        for each in (part, copy.deepcopy(part)):
+            assert undeclared(each) == [], type(part).__name__
+        missing.discard(type(part))
+    assert not missing, "a class of the library that this test does not use"
+
+
+def every_kind(base: type) -> set[type]:
+    """The classes of the library that can be built, below a base class."""
+    found = {kind for below in base.__subclasses__() for kind in (below, *every_kind(below))}
+    return {kind for kind in found if kind.__module__.startswith("interop.") and not inspect.isabstract(kind)}
 
 
 PARTS = [*SAMPLERS, "RoundRobinWriter", "TensorDictMaxValueWriter", "counting writer", "SamplerEnsemble"]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from interop.engine.kept_values import KeptValues
 
 from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from interop.engine.kept_values import KeptValues
 from interop.host.rows import TorchRows
 from interop.shared import folder
 from interop.shared.folder import DESCRIPTION
