@@ -4,13 +4,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
-from interop.checkpoint.state import Component, Entries, LoadOptions, loading_members, saved_members
+from interop.checkpoint.state import EXACT, Apply, Component, Entries, LoadOptions, states_of, together, with_states
 from interop.data.arguments import class_of, whole
 from interop.samplers import Sampler
 
@@ -86,30 +87,23 @@ class ParameterScheduler(Component, ABC):
         sampler.parameters_changed()  # of a user's class, too
         self.step_count += 1
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         names = ("param_name", "initial_value", "step_count", *self._CHOICES)
         return {name: getattr(self, name) for name in names}
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        saved = {name: entries.any(name) for name in self.saved_state()}
-        loaded = copy.copy(self)
-        if saved["param_name"] != self.param_name:
-            entries.refuse(f"it sets {saved['param_name']!r}, this scheduler sets {self.param_name!r}")
-        try:
-            loaded.initial_value = _real("initial_value", saved["initial_value"])
-            loaded.step_count = whole("step_count", saved["step_count"], least=0)
-            loaded.choose(saved)
-        except (TypeError, ValueError) as error:
-            raise CheckpointCorrupt(f"{entries.where}: {error}") from error
-        return lambda: self.__dict__.update(loaded.__dict__)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Numbers and names. The current value is in the state of the sampler."""
-        return self.saved_state()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state. CheckpointError for one of another scheduler; then nothing has changed."""
-        self.restoring(state_dict)()
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            saved = {name: entries.any(name) for name in self.state()}
+            loaded = copy.copy(self)
+            if saved["param_name"] != self.param_name:
+                entries.refuse(f"it sets {saved['param_name']!r}, this scheduler sets {self.param_name!r}")
+            try:
+                loaded.initial_value = _real("initial_value", saved["initial_value"])
+                loaded.step_count = whole("step_count", saved["step_count"], least=0)
+                loaded.choose(saved)
+            except (TypeError, ValueError) as error:
+                raise CheckpointCorrupt(f"{entries.where}: {error}") from error
+            return lambda: self.__dict__.update(loaded.__dict__)
 
 
 class LinearScheduler(ParameterScheduler):
@@ -211,23 +205,27 @@ class SchedulerList(Component):
                 scheduler.step_count = count
             raise
 
-    def saved_state(self) -> dict[str, Any]:
-        return {"members": saved_members(self.schedulers)}
-
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        return loading_members(entries, self.schedulers, options)
+    def state(self) -> dict[str, Any]:
+        return {"members": states_of(self.schedulers)}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each, under "0", "1" and so on."""
         return {str(place): scheduler.state_dict() for place, scheduler in enumerate(self.schedulers)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state. CheckpointError for one of other schedulers; then nothing has changed."""
-        if set(state_dict) != set(self.state_dict()):
-            raise CheckpointMismatch(f"there are {len(self.schedulers)} schedulers, the state has {sorted(state_dict)}")
-        checked = [scheduler.restoring(state_dict[str(place)]) for place, scheduler in enumerate(self.schedulers)]
-        for apply in checked:
-            apply()
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        entries = Entries(tree, self)
+        if "members" in entries:
+            apply = with_states(entries, self.schedulers, options)
+        else:
+            states = entries.all()
+            if set(states) != {str(place) for place in range(len(self.schedulers))}:
+                raise CheckpointMismatch(f"there are {len(self.schedulers)} schedulers, the state has {sorted(states)}")
+            apply = together(
+                partial(scheduler.with_state, states[str(place)], options)
+                for place, scheduler in enumerate(self.schedulers)
+            )
+        entries.settle()
+        return apply
 
     def __len__(self) -> int:
         return len(self.schedulers)

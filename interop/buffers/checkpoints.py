@@ -58,7 +58,7 @@ def settings(buffer: HasSettings) -> dict[str, Any]:
         "kind": KIND,
         "class": type(buffer).__name__,
         "batch_size": buffer.batch_size,
-        "transforms": buffer.transform.saved(),
+        "transforms": buffer.transform.state(),
         "generator": None
         if generator is None
         else {"state": generator.get_state().numpy(), "device": str(generator.device)},
@@ -71,7 +71,7 @@ def restoring_settings(
     """Check the settings in a saved tree; the returned functions load them."""
     size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
-        buffer.transform.restoring(fields.any("transforms"), options),
+        buffer.transform.with_state(fields.any("transforms"), options),
         _restoring_generator(buffer.generator, fields.any("generator"), where),
         buffer.restoring_batch_size(size),
     ]
@@ -84,9 +84,9 @@ def saved(buffer: HasComponents, out: Writing) -> dict[str, Any]:
     """The tree of a buffer; arrays are written to `out`. The lock is held."""
     return {
         **settings(buffer),
-        "storage": buffer.storage.checkpointer.saved(buffer.storage, out),
-        "sampler": described(buffer.sampler, buffer.sampler.saved()),
-        "writer": described(buffer.writer, buffer.writer.saved()),
+        "storage": buffer.storage.checkpointer.write(buffer.storage, out),
+        "sampler": described(buffer.sampler, buffer.sampler.state()),
+        "writer": described(buffer.writer, buffer.writer.state()),
     }
 
 
@@ -99,13 +99,13 @@ def restoring(
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
-        buffer.sampler.restoring(sampler, options),
-        buffer.writer.restoring(writer, options),
+        buffer.sampler.with_state(sampler, options),
+        buffer.writer.with_state(writer, options),
         *restoring_settings(buffer, fields, where, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
     if all(storage is not getattr(other, "storage", None) for other in beside):
-        parts.insert(0, storage.checkpointer.restoring(storage, fields.any("storage"), source, options))
+        parts.insert(0, storage.checkpointer.read(storage, fields.any("storage"), source, options))
     return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, beside)])
 
 
@@ -139,14 +139,14 @@ def restoring_dict(buffer: HasComponents, fields: Fields, where: str, options: L
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
     size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
     parts: list[Apply] = [
-        buffer.sampler.restoring_dict(fields.any("_sampler"), options),
-        buffer.writer.restoring_dict(fields.any("_writer"), options),
-        buffer.transform.restoring_dict(fields.any("_transforms"), f"{where}, transforms", options),
+        buffer.sampler.with_state(fields.any("_sampler"), options),
+        buffer.writer.with_state(fields.any("_writer"), options),
+        buffer.transform.with_state(fields.any("_transforms"), options),
         _restoring_generator(buffer.generator, generator, where),
         buffer.restoring_batch_size(size),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
-    parts.insert(0, buffer.storage.restoring_dict(fields.any("_storage")))
+    parts.insert(0, buffer.storage.with_state(fields.any("_storage"), options))
     return Together([buffer.drop_prefetched, *parts, buffer.reloaded])
 
 

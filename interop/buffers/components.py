@@ -51,7 +51,8 @@ def all_made(
 
 def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUnit | None, prefetches: bool) -> None:
     """ValueError, TypeError or RuntimeError for components that do not fit together."""
-    needed = storage.asked_size  # before it is rounded up to whole rows
+    # As the user asked for, before it is rounded up to whole rows.
+    needed = storage.table.max_items if isinstance(storage, TensorStorage) else storage.max_size
     if isinstance(sampler, PrioritizedSampler) and sampler.max_size < needed:
         cure = f"build it with max_capacity={needed}" if needed < 2**31 else "give the storage a max_size"
         raise ValueError(f"the sampler holds {sampler.max_size} items, the storage {needed}: {cure}")

@@ -347,7 +347,7 @@ class ReplayBufferEnsemble(Sampled):
             raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self)} are here")
         sampler = self.sampler
         entries = Entries(state_for(sampler, fields.any("sampler"), f"{where}, sampler"), sampler)
-        rest = [sampler.restoring_settings(entries.fields("choice"), entries)]
+        rest = [sampler.with_settings(entries.fields("choice"), entries)]
         entries.settle()
         rest += self._restoring_settings(fields, options, where)
         checks = []

@@ -259,7 +259,7 @@ def _weighed(
     rule: fbuf.Prioritized, state: fbuf.PrioritizedState, sampler: torch_side.PrioritizedSampler
 ) -> fbuf.PrioritizedState:
     stored = sampler.priorities.cpu().numpy()
-    drawn = sampler.state
+    drawn = sampler.functional_state
     if drawn is None:  # no item is stored
         return state
     priorities = np.full(state.tree.capacity, -1, rule.dtype)

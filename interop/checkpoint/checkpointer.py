@@ -70,7 +70,7 @@ class StorageCheckpointerBase:
     def dumps(self, storage: Content, path: str | os.PathLike[str]) -> None:
         """Save the content in a folder, which is made if it is missing: whole and flushed, or not at all."""
         with Writing(path) as out, storage.locked():
-            out.write(self.saved(storage, out))
+            out.write(self.write(storage, out))
 
     def loads(
         self,
@@ -88,7 +88,7 @@ class StorageCheckpointerBase:
 
     def _load_from(self, storage: Content, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
         def use(source: Source) -> Apply:
-            return self.restoring(storage, _of_storage(source.tree), source, options)
+            return self.read(storage, _of_storage(source.tree), source, options)
 
         self._apply(storage, load(path, use, verify))
 
@@ -111,12 +111,12 @@ class StorageCheckpointerBase:
 
     # ------------------------------------------------------------------ as a part of a checkpoint
 
-    def saved(self, storage: Content, out: Writing) -> dict[str, Any]:
+    def write(self, storage: Content, out: Writing) -> dict[str, Any]:
         """A tree of the content, and of what is needed to read it. The storage is locked until it has been written."""
         return {"checkpointer": type(self).__name__, "content": self._save(storage, out)}
 
-    def restoring(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Apply:
-        """Check a tree of `saved`; the returned function stores its content."""
+    def read(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Apply:
+        """Check a tree of `write`; the returned function stores its content."""
         fields = Fields(saved, f"{source.path}, storage")
         name = fields.text("checkpointer")
         if name != type(self).__name__:

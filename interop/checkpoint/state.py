@@ -1,16 +1,16 @@
 """The state of a component as a tree of arrays and plain values. With it the component continues exactly.
 
-`saved()` gives the tree, `restoring(tree, options)` checks one and returns a function that applies it, so that nothing
-changes when a part of a load fails. `dumps` writes the tree to a folder; `state_dict` has it with tensors.
+`state()` returns the tree. `with_state(tree, options)` checks one and returns a function that puts it in, so that nothing
+changes when a part of a load fails. `dumps` and `loads`, `state_dict` and `load_state_dict` are views of these two: a
+folder with the tree, and the tree with tensors.
 """
 
 import contextlib
 import copy
-import dis
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from fbuf.checkpoint import (
     Writing,
     load,
 )
-from interop.checkpoint.values import NO_PICKLE, decode, encode
+from interop.checkpoint.values import NO_PICKLE, decode, encode, is_encoded
 from interop.data.arguments import class_of
 from interop.host.threads import finished
 
@@ -61,6 +61,20 @@ class Entries(Fields):
         self._unread = set(saved)
         self._refused: list[str] = []
         self._changed: list[str] = []
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, tree: object, target: object) -> Iterator["Entries"]:
+        """The entries of a tree, with arrays in the place of tensors. They are settled at the end of the block.
+
+        Entries, which the `with_state` of a subclass passes on, are settled by that one.
+        """
+        if isinstance(tree, Entries):
+            yield tree
+            return
+        entries = cls(as_arrays(tree, target), target)
+        yield entries
+        entries.settle()
 
     def any(self, name: str) -> Any:
         if name not in self:
@@ -94,7 +108,7 @@ class Entries(Fields):
             raise CheckpointMismatch(f"{self.where}: {'; '.join(self._refused)}")
         changed, self._changed = self._changed, []
         if changed:
-            warnings.warn(f"{self.where}: the checkpoint counts, with {', '.join(changed)}", UserWarning, stacklevel=5)
+            warnings.warn(f"{self.where}: the checkpoint counts, with {', '.join(changed)}", UserWarning, stacklevel=6)
 
 
 class Aliases:
@@ -117,26 +131,34 @@ class Aliases:
 
 
 class Component(Aliases):
-    """A class of the library with a state: it defines `saved_state` and `with_state`."""
+    """A class with a state: it defines `state` and `with_state`. Everything else is a view of these."""
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """A tree of arrays and plain values, which may be views."""
         return {}
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Apply:
-        """Check the entries of `saved_state`; the returned function applies them."""
-        return nothing
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        """Check a result of `state`, or of `state_dict`. The returned function puts it in; until then nothing changes."""
+        with Entries.of(tree, self):
+            return nothing
 
-    def saved(self) -> dict[str, Any]:
-        """The tree of a checkpoint."""
-        return self.saved_state()
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the state, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        state: dict[str, Any] = as_tensors(self.state())
+        return state
 
-    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Apply:
-        """Check a tree of `saved`; the returned function applies it."""
-        entries = Entries(saved, self)
-        apply = self.with_state(entries, options)
-        entries.settle()
-        return apply
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a copy of a state. CheckpointError, a RuntimeError, for one of something else: nothing has changed."""
+        with self._unchanging():
+            self._put_in(self.with_state(state_dict, EXACT))
+
+    def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
+        """The lock for saving and loading."""
+        return contextlib.nullcontext()
+
+    def _put_in(self, apply: Apply) -> None:
+        """Put a checked state in."""
+        apply()
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save it in a folder, which is made if it is missing.
@@ -145,7 +167,7 @@ class Component(Aliases):
         OSError where the disk is full or fails.
         """
         with Writing(path) as out:
-            out.write(described(self, self.saved()))
+            out.write(described(self, self.state()))
 
     def loads(
         self,
@@ -163,7 +185,7 @@ class Component(Aliases):
         options = LoadOptions(strict, cast, allow_pickle)
 
         def use(source: Source) -> Apply:
-            return self.restoring(state_for(self, source.tree, str(source.path)), options)
+            return self.with_state(state_for(self, source.tree, str(source.path)), options)
 
         finished(load(path, use, verify))
 
@@ -172,59 +194,30 @@ class Stateful(Component):
     """A component that users may define too.
 
     A class of the user's that has attributes defines `state_dict`, which returns tensors and plain values, in dicts with
-    text keys and lists, and `load_state_dict`, which takes them back and changes nothing where it raises. Without both of
-    them it is not saved: NotImplementedError.
+    text keys and lists, and `load_state_dict`, which takes them back and changes nothing where it raises. `state` and
+    `with_state` are views of this pair then. Without it, and without `stateless = True`, the class is not saved:
+    NotImplementedError.
     """
 
-    def saved(self) -> dict[str, Any]:
-        if is_users(self):
-            return {"given": encode(self.state_dict(), f"state_dict() of a {type(self).__name__}", remedy=NO_PICKLE)}
-        return self.saved_state()
+    stateless = False  # whether the attributes that a class of the user's adds never change, so that nothing is lost
 
-    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Apply:
-        if not is_users(self):
-            return super().restoring(saved, options)
-        entries = Entries(saved, self)
-        given = decode(entries.any("given"), options.allow_pickle, f"the state of a {type(self).__name__}")
-        entries.settle()
-        return self._tried(given)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not _is_ours(cls):
+            for name, function in (("state", _state_of_users), ("with_state", _with_state_of_users)):
+                if name not in vars(cls):
+                    setattr(cls, name, function)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the state, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
         is_users(self)  # raises where something would be lost
-        state: dict[str, Any] = as_tensors(self.saved_state())
+        state: dict[str, Any] = as_tensors(_of_library(self, "state")())
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a copy of a state. CheckpointError, a RuntimeError, for one of something else: nothing has changed."""
-        self.with_state_dict(state_dict, EXACT)()
-
-    def with_state_dict(self, given: Any, options: LoadOptions) -> Apply:
-        """Check a result of `state_dict` of the library's classes; the returned function applies a copy."""
-        if not isinstance(given, Mapping):
-            raise CheckpointCorrupt(f"the state of a {type(self).__name__} is a dict, got {type(given).__name__}")
-        return Component.restoring(self, as_arrays(given, self), options)
-
-    def restoring_dict(self, given: Any, options: LoadOptions = EXACT) -> Apply:
-        """Check a result of `state_dict`; the returned function applies it."""
-        return self._tried(given) if is_users(self) else self.with_state_dict(given, options)
-
-    def _tried(self, given: Any) -> Apply:
-        """Load it into a copy first: errors come before anything changes."""
-        storage = getattr(self, "_storage", None)  # of a writer: it is not copied
-        trial = None
-        with contextlib.suppress(Exception):  # it cannot be copied: then it has to check by itself
-            trial = copy.deepcopy(self, {} if storage is None else {id(storage): storage})
-        if trial is not None:
-            try:
-                trial.load_state_dict(copy.deepcopy(given))
-            except CheckpointError:
-                raise
-            except Exception as error:
-                raise CheckpointMismatch(
-                    f"the state of a {type(self).__name__} is refused: {type(error).__name__}: {error}"
-                ) from error
-        return lambda: self.load_state_dict(given)
+        apply: Apply = _of_library(self, "with_state")(state_dict, EXACT)
+        apply()
 
 
 def described(component: object, state: Any) -> dict[str, Any]:
@@ -276,18 +269,18 @@ def together(checks: Iterable[Callable[[], Apply]]) -> Together:
     return Together(parts)
 
 
-def saved_members(members: Sequence[Any]) -> list[Any]:
-    """The saved state of each member of an ensemble, with its class."""
-    return [described(member, member.saved()) for member in members]
+def states_of(members: Sequence[Component]) -> list[Any]:
+    """The state of each member of an ensemble, with its class."""
+    return [described(member, member.state()) for member in members]
 
 
-def loading_members(fields: Fields, members: Sequence[Any], options: LoadOptions) -> Together:
-    """Check the result of `saved_members` under "members"; the returned object applies it."""
+def with_states(fields: Fields, members: Sequence[Component], options: LoadOptions) -> Together:
+    """Check the result of `states_of` under "members"; the returned object puts it in."""
     saved = fields.items("members")
     if len(saved) != len(members):
         raise CheckpointMismatch(f"{fields.where}: {len(saved)} members were saved, there are {len(members)}")
     return together(
-        partial(member.restoring, state_for(member, each, f"member {place}"), options)
+        partial(member.with_state, state_for(member, each, f"member {place}"), options)
         for place, (member, each) in enumerate(zip(members, saved, strict=True))
     )
 
@@ -295,13 +288,62 @@ def loading_members(fields: Fields, members: Sequence[Any], options: LoadOptions
 # ------------------------------------------------------------------ classes of the user's
 
 
+def _state_of_users(component: Stateful) -> dict[str, Any]:
+    """The result of the user's `state_dict`; the state of the class of the library where there is none."""
+    if is_users(component):
+        where = f"state_dict() of a {type(component).__name__}"
+        return {"given": encode(component.state_dict(), where, remedy=NO_PICKLE)}
+    state: dict[str, Any] = _of_library(component, "state")()
+    return state
+
+
+def _with_state_of_users(component: Stateful, tree: Any, options: LoadOptions = EXACT) -> Apply:
+    """Check a result of `state`, or of `state_dict`. The returned function puts it in."""
+    if not is_users(component):
+        apply: Apply = _of_library(component, "with_state")(tree, options)
+        return apply
+    is_saved = isinstance(tree, Mapping) and tree.keys() == {"given"} and is_encoded(tree["given"])
+    given = tree
+    if is_saved:
+        given = decode(tree["given"], options.allow_pickle, f"the state of a {type(component).__name__}")
+    return _tried(component, given)
+
+
+def _tried(component: Stateful, given: Any) -> Apply:
+    """Load it into a copy first: errors come before anything changes."""
+    storage = getattr(component, "_storage", None)  # of a writer: it is not copied
+    trial = None
+    with contextlib.suppress(Exception):  # it cannot be copied: then it has to check by itself
+        trial = copy.deepcopy(component, {} if storage is None else {id(storage): storage})
+    if trial is not None:
+        try:
+            trial.load_state_dict(copy.deepcopy(given))
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointMismatch(
+                f"the state of a {type(component).__name__} is refused: {type(error).__name__}: {error}"
+            ) from error
+    return lambda: component.load_state_dict(given)
+
+
+def _of_library(component: Stateful, name: str) -> Callable[..., Any]:
+    """The method that the class of the library defines, of which the user's inherits."""
+    kind = next(kind for kind in type(component).__mro__ if _is_ours(kind) and name in vars(kind))
+    return partial(vars(kind)[name], component)
+
+
 def is_users(component: Stateful) -> bool:
     """Whether a class of the user's saves its state; NotImplementedError where some of it would be lost."""
     missing = [name for name in ("state_dict", "load_state_dict") if not defined_outside(component, name)]
-    lost = [] if not missing or _is_ours(type(component)) else _unsaved(component)
-    if len(missing) == 1 or lost:
-        what = f"attributes that nothing saves, {', '.join(lost)}" if lost else "one half of the pair that saves it"
-        raise NotImplementedError(f"{class_of(component)} has {what}: define {' and '.join(missing)}")
+    if len(missing) == 1:
+        raise NotImplementedError(f"{class_of(component)} has one half of the pair that saves it: define {missing[0]}")
+    lost = [] if not missing or component.stateless or _is_ours(type(component)) else undeclared(component)
+    if lost:
+        raise NotImplementedError(
+            f"{class_of(component)} has attributes that nothing saves, {', '.join(lost)}: define state_dict and "
+            "load_state_dict, or stateless = True if they never change"
+        )
     return not missing
 
 
@@ -314,15 +356,12 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-def _unsaved(component: object) -> list[str]:
-    """Attributes of an object that no class of this library declares, or sets in a method."""
-    known: set[str] = set()
+def undeclared(component: object) -> list[str]:
+    """Attributes of an object that no class of this library declares, by a value or an annotation in the class."""
+    declared: set[str] = set()
     for kind in filter(_is_ours, type(component).__mro__):
-        known.update(vars(kind), inspect.get_annotations(kind))
-        members = [each for member in vars(kind).values() for each in (member, getattr(member, "fset", None))]
-        for function in filter(inspect.isfunction, members):
-            known.update(each.argval for each in dis.get_instructions(function) if each.opname == "STORE_ATTR")
-    return sorted(vars(component).keys() - known)
+        declared.update(vars(kind), inspect.get_annotations(kind))
+    return sorted(vars(component).keys() - declared)
 
 
 # ------------------------------------------------------------------ tensors and arrays

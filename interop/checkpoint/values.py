@@ -39,6 +39,11 @@ def encode(value: Any, where: str, allow_pickle: bool = False, remedy: str = _PI
     return save_items([value], allow_pickle, where, remedy)
 
 
+def is_encoded(tree: object) -> bool:
+    """Whether it is a result of `encode`, damaged or not, and not a value that would be encoded."""
+    return isinstance(tree, dict) and len(tree.keys() & {"format", "order", "forms", "columns"}) > 2
+
+
 def decode(tree: Any, allow_pickle: bool = False, where: str = "value", device: torch.device | None = None) -> Any:
     """The value of a saved tree. The arguments and errors of `load_items`."""
     found = load_items(tree, allow_pickle, where, device)

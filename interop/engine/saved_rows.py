@@ -1,7 +1,7 @@
 """The rows of a table as a saved tree, and back."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields, StoredColumns
 from interop.checkpoint.layouts import layout_of, saved_layout
-from interop.checkpoint.state import EXACT, Apply, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_tensors
 from interop.data import bridge
 from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
 from interop.engine.table import Table
 from interop.host.stored_rows import Rows
 from interop.host.threads import uninterrupted
 
+_ENTRIES = ("layout", "ring", "columns", "values")  # of a result of `state`
 Fill = Callable[[Sequence[np.ndarray | None]], None]  # fills an array [filled, *lanes, ...] a leaf, but for None
 
 
@@ -55,7 +56,7 @@ def saved_ring(table: Table) -> dict[str, Any]:
     }
 
 
-def saved_rows(table: Table) -> dict[str, Any]:
+def state(table: Table) -> dict[str, Any]:
     """The rows of a table, views of its memory where that is on the host.
 
     Varied entries are spans in "values", their bytes without gaps.
@@ -82,10 +83,15 @@ def _packed(layout: Layout, columns: list[np.ndarray]) -> np.ndarray:
     return data
 
 
-def restoring_rows(table: Table, saved: Any, options: LoadOptions) -> Apply:
-    """Check and read a tree of `saved_rows`; the returned function stores the rows."""
+def with_state(table: Table, tree: object, options: LoadOptions) -> Apply:
+    """Check and read a result of `state`, or of `state_dict`; the returned function stores the rows."""
+    is_tree = isinstance(tree, Mapping) and "layout" in tree
+    return (_with_rows if is_tree or not isinstance(tree, Mapping) else _with_state_dict)(table, tree, options)
+
+
+def _with_rows(table: Table, tree: object, options: LoadOptions) -> Apply:
     where = f"the checkpoint of a {table.kind}"
-    fields = Fields(saved, where)
+    fields = Fields(tree, where)
     if fields.any("layout") is None:
         return table.emptied
     if "scheme" in fields:
@@ -101,10 +107,10 @@ def restoring_rows(table: Table, saved: Any, options: LoadOptions) -> Apply:
     values = fields.array("values", np.uint8, (None,)) if layout.varied else None
     if table.fixed_layout is None and table.place.replaces:
         columns.check()  # before new files take the place of those that are there
-    return loading(table, layout, ring, columns.read_into, options, where, values)
+    return with_rows(table, layout, ring, columns.read_into, options, where, values)
 
 
-def restoring_data(table: Table, data: Any, ring: Any, options: LoadOptions = EXACT) -> Apply:
+def with_data(table: Table, data: Any, ring: Any, options: LoadOptions = EXACT) -> Apply:
     """Check rows given as data of the user's type, [filled, *lanes]; the returned function stores them."""
     where = f"the checkpoint of a {table.kind}"
     refuse_frames(table)
@@ -119,7 +125,7 @@ def restoring_data(table: Table, data: Any, ring: Any, options: LoadOptions = EX
         raise CheckpointMismatch(f"{where}: data of shape {shape} for {found.filled} rows of {list(found.lanes)}")
     columns = [as_array(leaf) for leaf in leaves]
     values = _packed(layout, columns) if layout.varied else None
-    return loading(table, layout, found, Columns(columns).read_into, options, where, values)
+    return with_rows(table, layout, found, Columns(columns).read_into, options, where, values)
 
 
 def refuse_frames(table: Table) -> None:
@@ -134,7 +140,7 @@ def refuse_frames(table: Table) -> None:
 # ---------------------------------------------------------------------- loading
 
 
-def loading(
+def with_rows(
     table: Table,
     layout: Layout,
     ring: SavedRing,
@@ -308,23 +314,27 @@ class LoadedRows:
 # ---------------------------------------------------------------------- state dicts
 
 
-def state_of(table: Table) -> dict[str, Any]:
-    """A `state_dict`: copies of the filled rows on the CPU. A nested entry ("a", "b") has the key "a.b"."""
+def state_dict(table: Table, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A `state_dict` of a result of `state`: copies of the filled rows on the CPU. An entry ("a", "b") has the key "a.b".
+
+    Other entries of the tree, which a class of the user's has added, are in it as well.
+    """
+    others = as_tensors({name: value for name, value in tree.items() if name not in _ENTRIES})
     if table.rows is None or table.layout is None:
-        return {"_storage": {}, "initialized": False, "_len": 0}
-    layout, saved = table.layout, saved_rows(table)
-    arrays = [array.copy() for array in saved["columns"].arrays]
+        return {"_storage": {}, "initialized": False, "_len": 0, **others}
+    layout = table.layout
+    arrays = [array.copy() for array in tree["columns"].arrays]
     content: Any = [as_tensor(array, leaf.dtype) for array, leaf in zip(arrays, layout.leaves, strict=True)]
     if isinstance(layout.root, Leaf):
         content = content[0]
     elif layout.is_tensordict and _names(layout) is not None:
         content = dict(zip(_names(layout) or [], content, strict=True))
-    values = {"_values": torch.from_numpy(saved["values"].copy())} if layout.varied else {}
-    described = {"_layout": saved["layout"], "_ring": saved["ring"], **values}
+    values = {"_values": torch.from_numpy(tree["values"].copy())} if layout.varied else {}
+    described = {"_layout": tree["layout"], "_ring": tree["ring"], **values, **others}
     return {"_storage": content, "initialized": True, "_len": table.ring.size * table.per_row, **described}
 
 
-def restoring_state(table: Table, state: Any) -> Apply:
+def _with_state_dict(table: Table, state: Any, options: LoadOptions) -> Apply:
     """Check a `state_dict`, or that of torchrl; the returned function stores a copy of its rows."""
     where = f"the state_dict of a {table.kind}"
     fields = Fields(state, where)
@@ -341,7 +351,7 @@ def restoring_state(table: Table, state: Any) -> Apply:
         per_row, capacity = math.prod(lanes), table.rows_for(tuple(lanes))
         filled = fields.whole("_len", 0, rows * per_row) // max(per_row, 1)
         ring = {"ndim": table.ndim, "lanes": lanes, "capacity": capacity, "filled": filled}
-        return restoring_data(table, data[:filled], {**ring, "written": filled, "end": filled % capacity})
+        return with_data(table, data[:filled], {**ring, "written": filled, "end": filled % capacity}, options)
     refuse_frames(table)
     layout = layout_of(state["_layout"], where)
     leaves = content if isinstance(content, list) else [content]
@@ -356,7 +366,7 @@ def restoring_state(table: Table, state: Any) -> Apply:
         saved["columns"] = Columns([as_array(leaf) for leaf in leaves])
     except ValueError as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
-    return restoring_rows(table, saved, EXACT)
+    return _with_rows(table, saved, options)
 
 
 def _names(layout: Layout) -> list[str] | None:

@@ -174,7 +174,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
                     key: _Array([parts_of_key[name] for name in sorted(parts_of_key)], path)
                     for key, parts_of_key in parts.items()
                 }
-            return self._restoring(storage, Fields(description, str(path)), arrays, options)
+            return self._with_arrays(storage, Fields(description, str(path)), arrays, options)
 
 
 class _Array:

@@ -10,7 +10,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Sourc
 from interop.checkpoint.checkpointer import Content
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import LoadOptions
-from interop.engine.saved_rows import SavedRing, as_array, as_tensor, loading, restoring_data, saved_ring
+from interop.engine.saved_rows import SavedRing, as_array, as_tensor, saved_ring, with_data, with_rows
 from interop.storages import TensorStorage
 from interop.storages.checkpointers import TensorStorageCheckpointer
 from interop.ted import Flat2TED, H5Combine, Nested2TED, TED2Flat, TED2Nested
@@ -95,7 +95,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         return self._flattening.flattened(storage[:])[0] if len(storage) else None
 
     def _described(self, storage: TensorStorage) -> dict[str, Any]:
-        """What `_restoring` needs beside the flat arrays, as plain values."""
+        """What `_with_arrays` needs beside the flat arrays, as plain values."""
         assert storage.item_layout is not None
         names = self._flattening.names
         keys = {"done": names.done, "reward": names.reward, "episodes": (self._episodes(),)}
@@ -115,9 +115,9 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             path: Fields({"array": value}, fields.where).array("array")
             for path, (_, value) in zip(paths, pairs, strict=True)
         }
-        return self._restoring(storage, fields, arrays, options)
+        return self._with_arrays(storage, fields, arrays, options)
 
-    def _restoring(
+    def _with_arrays(
         self, storage: Content, fields: Fields, arrays: Mapping[Path, Any], options: LoadOptions
     ) -> Callable[[], None]:
         """Check and read flat arrays; the returned function stores the rows.
@@ -133,7 +133,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         layout = layout_of(fields.any("layout"), where)
         ring = SavedRing.parsed(fields.fields("ring"))
         if not ring.filled:
-            return loading(target.table, layout, ring, lambda arrays: None, options, where)
+            return with_rows(target.table, layout, ring, lambda arrays: None, options, where)
         keys = fields.fields("keys")
         done, reward, episodes = (_paths(keys, name) for name in ("done", "reward", "episodes"))
         specs: dict[Any, Any] = {
@@ -172,13 +172,13 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
                     work()
 
         if len(self._load_hooks) == 1:
-            return loading(target.table, layout, ring, fill, options, where)
+            return with_rows(target.table, layout, ring, fill, options, where)
         leaves = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in specs.values()]
         fill(list(map(as_array, leaves)))
         data = layout.build(leaves, rows.shape)
         for hook in self._load_hooks[1:]:
             data = hook(data, out=None)
-        return restoring_data(target.table, data, vars(ring), options)
+        return with_data(target.table, data, vars(ring), options)
 
 
 class NestedStorageCheckpointer(FlatStorageCheckpointer):

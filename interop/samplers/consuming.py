@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, integers, permutation
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
 from interop.engine.kept_uses import KeptUses
@@ -40,6 +40,16 @@ class ConsumingSampler(Sampler):
 
     ran_out = False  # whether the last draw took the last item
     keeps_uses = True
+    _most: int
+    _process: OneProcess
+    _order: np.ndarray  # the known slots: `_live` that can be drawn, then the consumed ones
+    _place: np.ndarray  # of each slot in `_order`
+    _drawn: np.ndarray  # draws of each slot
+    _item_count: int
+    _live: int
+    _file: KeptUses | None
+    # What changed in place since `before_draw` or `before_write`: an array, places, and what was there.
+    _log: list[tuple[np.ndarray, Any, np.ndarray]]
 
     def __init__(self, max_sample_count: int = 1) -> None:
         self._most = whole("max_sample_count", max_sample_count)
@@ -47,14 +57,13 @@ class ConsumingSampler(Sampler):
         self._empty()
 
     def _empty(self) -> None:
-        self._order = np.zeros(0, np.int64)  # the known slots: `_live` that can be drawn, then the consumed ones
-        self._place = np.zeros(0, np.int64)  # of each slot in `_order`
-        self._drawn = np.zeros(0, np.int64)  # draws of each slot
+        self._order = np.zeros(0, np.int64)
+        self._place = np.zeros(0, np.int64)
+        self._drawn = np.zeros(0, np.int64)
         self._item_count = self._live = 0
-        self._file: KeptUses | None = None
+        self._file = None
         self.ran_out = False
-        # What changed in place since `before_draw` or `before_write`: an array, places, and what was there.
-        self._log: list[tuple[np.ndarray, Any, np.ndarray]] = []
+        self._log = []
 
     def before_draw(self) -> dict[str, Any]:
         return self.before_write()
@@ -197,7 +206,7 @@ class ConsumingSampler(Sampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
             "max_sample_count": self._most,
             "order": self._order[: self._item_count].copy(),
@@ -206,27 +215,28 @@ class ConsumingSampler(Sampler):
             "ran_out": self.ran_out,
         }
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
-        drawn = integers(entries, "drawn", None, 0, 2**62)
-        order = permutation(entries, "order", drawn.size)
-        live = entries.whole("live", most=drawn.size)
-        ran_out = entries.flag("ran_out")
-        if not np.array_equal(drawn[order] < most, np.arange(drawn.size) < live):
-            raise entries.wrong("live", "the number of items that can be drawn, which come first", live)
-        place = np.empty_like(order)
-        place[order] = np.arange(order.size)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
+            drawn = integers(entries, "drawn", None, 0, 2**62)
+            order = permutation(entries, "order", drawn.size)
+            live = entries.whole("live", most=drawn.size)
+            ran_out = entries.flag("ran_out")
+            if not np.array_equal(drawn[order] < most, np.arange(drawn.size) < live):
+                raise entries.wrong("live", "the number of items that can be drawn, which come first", live)
+            place = np.empty_like(order)
+            place[order] = np.arange(order.size)
 
-        def put() -> None:
-            self._most = most
-            self._order = order
-            self._place = place
-            self._drawn = drawn
-            self._item_count = drawn.size
-            self._live = live
-            self.ran_out = ran_out
+            def put() -> None:
+                self._most = most
+                self._order = order
+                self._place = place
+                self._drawn = drawn
+                self._item_count = drawn.size
+                self._live = live
+                self.ran_out = ran_out
 
-        return put
+            return put
 
     # ------------------------------------------------------------------ where it can be used
 

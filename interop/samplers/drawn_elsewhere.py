@@ -1,11 +1,10 @@
 """The sampler of a buffer in processes that only write to it."""
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 
-from interop.checkpoint.state import Entries, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.samplers.sampler import Sampler
 from interop.storages import Storage
 
@@ -22,10 +21,10 @@ class DrawnElsewhere(Sampler):
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> NoReturn:
         _refuse("update_priority()")
 
-    def saved_state(self) -> NoReturn:
+    def state(self) -> NoReturn:
         _refuse("saving")
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         _refuse("loading")
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """The samplers of several buffers, drawn from together."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
-from interop.checkpoint.state import Entries, LoadOptions, Together, as_tensors, loading_members, saved_members
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, Together, as_tensors, states_of, with_states
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
 from interop.data.members import of_kind, picked
@@ -29,6 +29,11 @@ class SamplerEnsemble(Sampler):
             effect with `sample_from_all`.
     """
 
+    members: tuple[Sampler, ...]
+    sample_from_all: bool
+    _parts: int | None
+    _p: np.ndarray | None
+
     def __init__(
         self,
         *samplers: Sampler,
@@ -36,7 +41,7 @@ class SamplerEnsemble(Sampler):
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
     ) -> None:
-        self.members: tuple[Sampler, ...] = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
+        self.members = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
         self.sample_from_all = bool(sample_from_all)
         self.num_buffer_sampled = num_buffer_sampled
         self.p = p
@@ -163,8 +168,8 @@ class SamplerEnsemble(Sampler):
         p = None if self._p is None else self._p.tolist()
         return {"p": p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": self._parts}
 
-    def restoring_settings(self, fields: Fields, entries: Entries) -> Callable[[], None]:
-        """Check saved `settings`; the returned function sets them. Notes differences in `entries`."""
+    def with_settings(self, fields: Fields, entries: Entries) -> Apply:
+        """Check a result of `settings`; the returned function sets them. Notes differences in `entries`."""
         p = fields.any("p")
         parts = fields.any("num_buffer_sampled")
         from_all = fields.flag("sample_from_all")
@@ -177,25 +182,25 @@ class SamplerEnsemble(Sampler):
 
         return lambda: vars(self).update(vars(loaded) | {"members": self.members})
 
-    def saved_state(self) -> dict[str, Any]:
-        return {"choice": self.settings(), "members": saved_members(self.members)}
-
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        settings = self.restoring_settings(entries.fields("choice"), entries)
-        return Together((loading_members(entries, self.members, options), settings))
+    def state(self) -> dict[str, Any]:
+        return {"choice": self.settings(), "members": states_of(self.members)}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each member under "0", "1" and so on, and the settings."""
         members = {str(place): sampler.state_dict() for place, sampler in enumerate(self.members)}
         return {**members, "_choice": as_tensors(self.settings())}
 
-    def with_state_dict(self, state_dict: Any, options: LoadOptions) -> Callable[[], None]:
-        entries = Entries(state_dict, self)
-        puts = [member.restoring_dict(entries.any(str(place)), options) for place, member in enumerate(self.members)]
-        if "_choice" in entries:
-            puts.append(self.restoring_settings(entries.fields("_choice"), entries))
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        entries = Entries(tree, self)  # with the tensors of a `state_dict`, which may be that of a member of the user's
+        if "members" in entries:
+            parts: list[Apply] = [with_states(entries, self.members, options)]
+            parts.append(self.with_settings(entries.fields("choice"), entries))
+        else:
+            parts = [member.with_state(entries.any(str(place)), options) for place, member in enumerate(self.members)]
+            if "_choice" in entries:
+                parts.append(self.with_settings(entries.fields("_choice"), entries))
         entries.settle()
-        return Together(puts)
+        return Together(parts)
 
     def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of samplers is not reset as a whole: empty the members")

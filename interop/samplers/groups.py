@@ -225,7 +225,7 @@ class Groups:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """The tree of a checkpoint."""
         every = sorted(set(self._of.values()), key=attrgetter("number"))
         place = {group: at for at, group in enumerate(every)}
@@ -243,7 +243,7 @@ class Groups:
         }
 
     @classmethod
-    def restored(cls, fields: Fields, size: int, most: int | None) -> "Groups":
+    def of_state(cls, fields: Fields, size: int, most: int | None) -> "Groups":
         """The groups of a saved tree; CheckpointCorrupt where it has none."""
         new = cls(size, most)
         new._begun = fields.whole("begun", most=2**62)

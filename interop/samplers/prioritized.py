@@ -1,7 +1,6 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 import fbuf
 from fbuf import free_memory, priority_tree
 from fbuf.memory_plan import Share, shares_of
-from interop.checkpoint.state import Entries, LoadOptions, as_arrays, as_tensors
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, as_arrays, as_tensors
 from interop.data import bridge
 from interop.data.arguments import not_negative, whole
 from interop.engine import plans
@@ -60,6 +59,18 @@ class PrioritizedSampler(DrawingSampler):
 
     KEPT = True
     _EXCLUDES = False  # whether items may be excluded from draws
+    rule: fbuf.Prioritized  # alpha is not in it: it may change without a new trace
+    reduction: str
+    dtype: torch.dtype
+    _max_capacity: int
+    _alpha: float
+    _beta: float
+    _device: torch.device | None  # None is the device of the storage, once that is known
+    _lock: Lock
+    _process: OneProcess
+    _has_storage: bool
+    _file: KeptPriorities | None
+    _priorities: Priorities
 
     def __init__(
         self,
@@ -77,7 +88,7 @@ class PrioritizedSampler(DrawingSampler):
             raise ValueError(f"max_capacity must be at most {priority_tree.LARGEST}, got {max_capacity}")
         if dtype not in _DTYPES:
             raise NotImplementedError(f"priorities can be torch.float32 or torch.float64, got {dtype}")
-        self.rule = fbuf.Prioritized(  # alpha is not in it: it may change without a new trace
+        self.rule = fbuf.Prioritized(
             eps=not_negative("eps", eps),
             new_items="highest_stored" if max_priority_within_buffer else "highest_ever",
             dtype=_DTYPES[dtype],  # type: ignore[arg-type]  # one of the two literals
@@ -86,14 +97,13 @@ class PrioritizedSampler(DrawingSampler):
         self.beta = beta
         self.reduction = reduction
         self.dtype = dtype
-        # None is the device of the storage, once that is known.
         self._device = None if device is None else torch.device(device)
         if self._device is not None and bridge.jax_device(self._device) is None:
             raise RuntimeError(f"JAX does not see the device {self._device}: install a JAX that does, or use the CPU")
         self._lock = Lock()
         self._process = OneProcess(_ONE_PROCESS, uses_jax=True)
         self._has_storage = False
-        self._file: KeptPriorities | None = None
+        self._file = None
         self._priorities = self._new_priorities(self.rule, self._max_capacity, self._alpha)
 
     def _new_priorities(self, rule: fbuf.Prioritized, capacity: int, alpha: float) -> Priorities:
@@ -153,7 +163,7 @@ class PrioritizedSampler(DrawingSampler):
         return self.rule.eps
 
     @property
-    def state(self) -> fbuf.PrioritizedState | None:
+    def functional_state(self) -> fbuf.PrioritizedState | None:
         """The functional state of all items; None before the first item. O(capacity).
 
         The next write or draw takes its memory over: copy what is to be kept.
@@ -421,33 +431,34 @@ class PrioritizedSampler(DrawingSampler):
         own = {"alpha": self._alpha, "beta": self._beta, "eps": rule.eps, "reduction": self.reduction}
         return {**own, "max_capacity": self._max_capacity, "new_items": rule.new_items}
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         with self._lock:
-            return priority_states.saved(self._parameters(), self._priorities)
+            return priority_states.tree_of(self._parameters(), self._priorities)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, and the weights that follow from the priorities as "_sum_tree" and "_min_tree"."""
         state = super().state_dict()
         return {**state, **as_tensors(priority_states.trees(as_arrays(state, self)))}
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        loaded = priority_states.checked(entries, options, self._parameters(), self._priorities)
-        entries.settle()  # raises before memory is allocated
-        if loaded.values.given.size:
-            self.refuse_forked_child()
-        priorities = self._new_priorities(loaded.rule, loaded.capacity, loaded.alpha)
-        priorities.load(loaded.values)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            loaded = priority_states.checked(entries, options, self._parameters(), self._priorities)
+            entries.settle()  # raises before memory is allocated
+            if loaded.values.given.size:
+                self.refuse_forked_child()
+            priorities = self._new_priorities(loaded.rule, loaded.capacity, loaded.alpha)
+            priorities.load(loaded.values)
 
-        def put() -> None:
-            with self._lock:
-                self.rule = priorities.rule
-                self._alpha = priorities.alpha
-                self.beta = loaded.beta
-                self.reduction = loaded.reduction
-                self._replace(priorities)
-                self._keep_all()
+            def put() -> None:
+                with self._lock:
+                    self.rule = priorities.rule
+                    self._alpha = priorities.alpha
+                    self.beta = loaded.beta
+                    self.reduction = loaded.reduction
+                    self._replace(priorities)
+                    self._keep_all()
 
-        return put
+            return put
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

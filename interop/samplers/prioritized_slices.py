@@ -36,6 +36,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         span: on the right as for `SliceSampler`, True for all but the last item; on the left nothing, with a warning.
     """
 
+    _allowed_for: tuple[Trajectories, int, int, int] | None  # index, need, length and time of `_items`
+    _items: np.ndarray  # by slot: items of a slice from there, 0 where none begins
+    _of: weakref.ref[Storage] | None  # the storage whose items have the priorities
+
     def __init__(
         self,
         max_capacity: int,
@@ -101,12 +105,12 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._allow_all()
 
     def _allow_all(self) -> None:
-        self._allowed_for: tuple[Trajectories, int, int, int] | None = None  # index, need, length and time of `_items`
-        self._items: np.ndarray = np.zeros(0, np.int32)  # by slot: items of a slice from there, 0 where none begins
+        self._allowed_for = None
+        self._items = np.zeros(0, np.int32)
 
     def _forget(self) -> None:
         super()._forget()
-        self._of: weakref.ref[Storage] | None = None  # the storage whose items have the priorities
+        self._of = None
         self._allow_all()
 
     def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> DrawnSlices:

@@ -26,7 +26,7 @@ class LoadedPriorities:
     values: PriorityValues
 
 
-def saved(parameters: Mapping[str, Any], priorities: Priorities) -> dict[str, Any]:
+def tree_of(parameters: Mapping[str, Any], priorities: Priorities) -> dict[str, Any]:
     """The tree of a checkpoint: parameters of the sampler, and the priorities as given."""
     values = priorities.values
     slot = None if values.highest_slot < 0 else values.highest_slot

@@ -2,14 +2,13 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict.utils import NestedKey
 
-from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of, loading_members, saved_members
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, a_key, integers, key_of, states_of, with_states
 from interop.data import randomness
 from interop.data.arguments import class_of, whole
 from interop.engine.kept_uses import KeptUses
@@ -54,6 +53,16 @@ class PromptGroupSampler(DrawingSampler):
     """
 
     ran_out = False  # whether the last draw left fewer groups than it took
+    _size: int
+    _most: int | None
+    _key: Any
+    _staleness: StalenessAwareSampler | None
+    _process: OneProcess | None
+    _groups: Groups
+    _pending: np.ndarray  # slots of written rows whose ids were not read yet
+    _edits: int | None  # version of the ring whose edits were read; None to read all rows
+    _file: KeptUses | None
+    _words: np.ndarray | None  # of an earlier process, before the ids were read
 
     def __init__(
         self,
@@ -76,10 +85,10 @@ class PromptGroupSampler(DrawingSampler):
 
     def _empty(self) -> None:
         self._groups = Groups(self._size, self._most)
-        self._pending = _NONE  # slots of written rows whose ids were not read yet
-        self._edits: int | None = None  # version of the ring whose edits were read; None to read all rows
-        self._file: KeptUses | None = None
-        self._words: np.ndarray | None = None  # of an earlier process, before the ids were read
+        self._pending = _NONE
+        self._edits = None
+        self._file = None
+        self._words = None
         self.ran_out = False
 
     @property
@@ -280,38 +289,39 @@ class PromptGroupSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
             "group_size": self._size,
             "group_key": key_of(self._key),
             "max_uses": self._most,
-            "groups": self._groups.saved(),
+            "groups": self._groups.state(),
             "pending": self._pending,
             "ran_out": self.ran_out,
-            "members": saved_members([] if self._staleness is None else [self._staleness]),
+            "members": states_of([] if self._staleness is None else [self._staleness]),
         }
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        size = entries.parameter("group_size", entries.whole("group_size", 1), self._size)
-        most = None if entries.any("max_uses") is None else entries.whole("max_uses", 1)
-        most = entries.parameter("max_uses", most, self._most)
-        key = entries.parameter("group_key", a_key(entries, "group_key"), self._key)
-        groups = Groups.restored(entries.fields("groups"), size, most)
-        pending = integers(entries, "pending", None, 0, 2**48)
-        ran_out = entries.flag("ran_out")
-        members = loading_members(entries, [] if self._staleness is None else [self._staleness], options)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            size = entries.parameter("group_size", entries.whole("group_size", 1), self._size)
+            most = None if entries.any("max_uses") is None else entries.whole("max_uses", 1)
+            most = entries.parameter("max_uses", most, self._most)
+            key = entries.parameter("group_key", a_key(entries, "group_key"), self._key)
+            groups = Groups.of_state(entries.fields("groups"), size, most)
+            pending = integers(entries, "pending", None, 0, 2**48)
+            ran_out = entries.flag("ran_out")
+            members = with_states(entries, [] if self._staleness is None else [self._staleness], options)
 
-        def put() -> None:
-            members()
-            self._size = size
-            self._most = most
-            self._key = key
-            self._groups = groups
-            self._pending = pending
-            self.ran_out = ran_out
-            self._edits = None
+            def put() -> None:
+                members()
+                self._size = size
+                self._most = most
+                self._key = key
+                self._groups = groups
+                self._pending = pending
+                self.ran_out = ran_out
+                self._edits = None
 
-        return put
+            return put
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_file": None}

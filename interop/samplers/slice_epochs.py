@@ -31,6 +31,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         shuffle: False draws trajectories in the order of the storage.
     """
 
+    _version: int | None  # of the trajectories of this epoch; None before the first draw
+    _order: np.ndarray | None
+
     def __init__(
         self,
         *,
@@ -69,8 +72,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _forget(self) -> None:
         super()._forget()
-        self._version: int | None = None  # of the trajectories of this epoch; None before the first draw
-        self._order: np.ndarray | None = None
+        self._version = None
+        self._order = None
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         if self._version is None:  # a write between a load and the next draw, which no version shows

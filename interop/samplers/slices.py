@@ -1,6 +1,6 @@
 """Runs of consecutive items of one trajectory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import Entries, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions
 from interop.data import randomness
 from interop.data.arguments import whole
 from interop.data.keys import as_key, checked_key
@@ -60,6 +60,24 @@ class SliceSampler(DrawingSampler):
     draw `traj_key` and `end_key` are the first keys that were found, where none were named. An edit of a stored marker
     counts if it is made by `set_`, `update_` or `rb[...] =`, not through a view.
     """
+
+    num_slices: int | None
+    slice_len: int | None
+    end_keys: list[Any] | None
+    truncated_key: Any
+    cache_values: bool
+    strict_length: bool
+    pad_output: bool
+    compile: bool | dict[str, Any]
+    use_gpu: Any
+    span: tuple[bool | int, bool | int]
+    only_named_keys: bool
+    _end_key: Any
+    _traj_key: Any
+    _static_markers: tuple[Tensor | None, Tensor | None]  # ends and trajectories that were given
+    _source: StoredTrajectories | GivenTrajectories
+    _info: SliceInfo
+    _last: DrawnSlices | None
 
     def __init__(
         self,
@@ -112,7 +130,6 @@ class SliceSampler(DrawingSampler):
 
     def _forget(self) -> None:
         """Drop the index of trajectories and all else that was computed for a storage."""
-        self._source: StoredTrajectories | GivenTrajectories
         if self.is_static:
             self._source = GivenTrajectories(*self._static_markers)
         else:
@@ -120,7 +137,7 @@ class SliceSampler(DrawingSampler):
             keys = TrajectoryKeys.chosen(self._traj_key, ends, self.only_named_keys)
             self._source = StoredTrajectories(BoundaryKeys(keys))
         self._info = SliceInfo(self.truncated_key)
-        self._last: DrawnSlices | None = None
+        self._last = None
 
     @property
     def draw_settings(self) -> tuple[Any, ...]:
@@ -281,16 +298,17 @@ class SliceSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints: the index is built anew
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        if "slices" in entries:  # parameters, in checkpoints of earlier versions
-            entries.any("slices")
-        rest = super().with_state(entries, options)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            if "slices" in entries:  # parameters, in checkpoints of earlier versions
+                entries.any("slices")
+            rest = super().with_state(entries, options)
 
-        def put() -> None:
-            self._forget()
-            rest()
+            def put() -> None:
+                self._forget()
+                rest()
 
-        return put
+            return put
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key not in ("_source", "_last")}

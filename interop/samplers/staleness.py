@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, a_key, key_of
 from interop.data import randomness
 from interop.data.arguments import whole
 from interop.engine.followers import counts_of
@@ -37,6 +37,12 @@ class StalenessAwareSampler(DrawingSampler):
         version_key: the entry that holds one version an item; KeyError at the draw where there is none.
     """
 
+    staleness_weight_fn: Callable[[Tensor], Tensor] | None
+    version_key: Any
+    _max_staleness: int
+    _consumer_version: int
+    _cached: "_Cached | None"
+
     def __init__(
         self,
         max_staleness: int = -1,
@@ -49,7 +55,7 @@ class StalenessAwareSampler(DrawingSampler):
         self.consumer_version = 0
         self.staleness_weight_fn = staleness_weight_fn
         self.version_key = version_key
-        self._cached: _Cached | None = None
+        self._cached = None
 
     @property
     def max_staleness(self) -> int:
@@ -168,25 +174,26 @@ class StalenessAwareSampler(DrawingSampler):
     def _empty(self) -> None:
         self._cached = None
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
             "consumer_version": self._consumer_version,
             "max_staleness": self._max_staleness,
             "version_key": key_of(self.version_key),
         }
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        version = entries.whole("consumer_version", -_FARTHEST, _FARTHEST)
-        most = entries.parameter("max_staleness", entries.whole("max_staleness", -1), self._max_staleness)
-        key = entries.parameter("version_key", a_key(entries, "version_key"), self.version_key)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            version = entries.whole("consumer_version", -_FARTHEST, _FARTHEST)
+            most = entries.parameter("max_staleness", entries.whole("max_staleness", -1), self._max_staleness)
+            key = entries.parameter("version_key", a_key(entries, "version_key"), self.version_key)
 
-        def put() -> None:
-            self.consumer_version = version
-            self.max_staleness = most
-            self.version_key = key
-            self._cached = None
+            def put() -> None:
+                self.consumer_version = version
+                self.max_staleness = most
+                self.version_key = key
+                self._cached = None
 
-        return put
+            return put
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cached": None}

@@ -1,14 +1,13 @@
 """Every stored item once before any comes again."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, integers, permutation
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.drawing import DrawingSampler, names_slots, stored
 from interop.samplers.reservation import Reservation
@@ -28,6 +27,8 @@ class SamplerWithoutReplacement(DrawingSampler):
         drop_last: no batch is shorter than asked for.
         shuffle: False draws items in the order of their slots.
     """
+
+    _epoch: Epoch
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self._epoch = Epoch(shuffle, drop_last)
@@ -103,7 +104,7 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         epoch = self._epoch_state()
         return {
             "shuffle": self.shuffle,
@@ -122,34 +123,35 @@ class SamplerWithoutReplacement(DrawingSampler):
     def _epoch_state(self) -> EpochState:
         return self._epoch.state()
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        epoch = self._epoch
-        order = None
-        drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
-        length = entries.whole("len_storage", most=2**48)
-        ran_out = entries.flag("_ran_out")
-        left = integers(entries, "_sample_list", None, 0, length) if "_sample_list" in entries else None
-        shuffle = epoch.shuffle
-        if "position" in entries:
-            shuffle = entries.parameter("shuffle", entries.flag("shuffle"), shuffle)
-            position = entries.whole("position", most=length)
-            over = entries.flag("over")
-            if entries.any("order") is not None or (shuffle and length):
-                order = permutation(entries, "order", length)
-        elif left is None or np.unique(left).size < left.size:
-            raise entries.wrong("_sample_list", "different items", left)
-        else:  # the list is enough: the order of the items that were drawn does not matter
-            position = length - left.size
-            over = not left.size
-            order = np.concatenate((np.setdiff1d(np.arange(length), left), left))
-        state = EpochState(length, position, over, ran_out, order)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            epoch = self._epoch
+            order = None
+            drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
+            length = entries.whole("len_storage", most=2**48)
+            ran_out = entries.flag("_ran_out")
+            left = integers(entries, "_sample_list", None, 0, length) if "_sample_list" in entries else None
+            shuffle = epoch.shuffle
+            if "position" in entries:
+                shuffle = entries.parameter("shuffle", entries.flag("shuffle"), shuffle)
+                position = entries.whole("position", most=length)
+                over = entries.flag("over")
+                if entries.any("order") is not None or (shuffle and length):
+                    order = permutation(entries, "order", length)
+            elif left is None or np.unique(left).size < left.size:
+                raise entries.wrong("_sample_list", "different items", left)
+            else:  # the list is enough: the order of the items that were drawn does not matter
+                position = length - left.size
+                over = not left.size
+                order = np.concatenate((np.setdiff1d(np.arange(length), left), left))
+            state = EpochState(length, position, over, ran_out, order)
 
-        def put() -> None:
-            epoch.shuffle = shuffle
-            epoch.drop_last = drop_last
-            epoch.with_state(state)
+            def put() -> None:
+                epoch.shuffle = shuffle
+                epoch.drop_last = drop_last
+                epoch.with_state(state)
 
-        return put
+            return put
 
     def __repr__(self) -> str:
         epoch = self._epoch

@@ -11,7 +11,7 @@ from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.checkpointer import Content, StorageCheckpointerBase
 from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.values import NO_PICKLE, encode
-from interop.engine.saved_rows import refuse_frames, restoring_data, saved_ring
+from interop.engine.saved_rows import refuse_frames, saved_ring, with_data
 from interop.engine.table import Table
 
 
@@ -25,9 +25,16 @@ class HasTable(Content, Protocol):
 
     def __getitem__(self, index: slice, /) -> object: ...
 
-    def saved(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]: ...
 
-    def restoring(self, saved: Any, options: LoadOptions) -> Apply: ...
+    def with_state(self, tree: object, options: LoadOptions) -> Apply: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsaved:
+    """The items in the tree of a list that load hooks have made, in the place of saved ones."""
+
+    items: object
 
 
 class HasItems(Content, Protocol):
@@ -37,9 +44,9 @@ class HasItems(Content, Protocol):
 
     def __iter__(self) -> Iterator[object]: ...
 
-    def saved_items(self, allow_pickle: bool) -> dict[str, Any]: ...
+    def state(self, allow_pickle: bool = False) -> dict[str, Any]: ...
 
-    def restoring_items(self, saved: Any, options: LoadOptions, given: Any = None) -> Apply: ...
+    def with_state(self, tree: object, options: LoadOptions) -> Apply: ...
 
 
 class HasMembers(Content, Protocol):
@@ -62,7 +69,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         if not storage.initialized:
             raise RuntimeError("Cannot save a non-initialized storage.")
         if not self._save_hooks:
-            return {"rows": storage.saved()}
+            return {"rows": storage.state()}
         refuse_frames(storage.table)
         data = self._through_save_hooks(storage, storage[:])
         return {
@@ -74,8 +81,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         TensorStorageCheckpointer.refuse_other(storage)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
-            return storage.restoring(fields.any("rows"), options)
-        return restoring_data(storage.table, self._through_load_hooks(fields, options), fields.any("ring"), options)
+            return storage.with_state(fields.any("rows"), options)
+        return with_data(storage.table, self._through_load_hooks(fields, options), fields.any("ring"), options)
 
 
 class ListStorageCheckpointer(StorageCheckpointerBase):
@@ -102,7 +109,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
 
     def _save(self, storage: HasItems, out: Writing) -> dict[str, Any]:  # type: ignore[override]
         ListStorageCheckpointer.refuse_other(storage)
-        saved = storage.saved_items(self.allow_pickle)
+        saved = storage.state(allow_pickle=True) if self.allow_pickle else storage.state()
         if not self._save_hooks:
             return saved
         items = self._through_save_hooks(storage, list(storage))
@@ -117,8 +124,9 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         options = dataclasses.replace(options, allow_pickle=options.allow_pickle or self.allow_pickle)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
-            return storage.restoring_items(saved, options)
-        return storage.restoring_items(saved, options, self._through_load_hooks(fields, options, storage.device))
+            return storage.with_state(saved, options)
+        items = Unsaved(self._through_load_hooks(fields, options, storage.device))
+        return storage.with_state({**saved, "items": items}, options)
 
 
 class CompressedListStorageCheckpointer(ListStorageCheckpointer):
@@ -132,8 +140,8 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 
     def _save(self, storage: HasMembers, out: Writing) -> dict[str, Any]:  # type: ignore[override]
         StorageEnsembleCheckpointer.refuse_other(storage)
-        members = [member.checkpointer.saved(member, out) for member in storage.members]
-        chains = [None if each is None else each.saved() for each in storage.transforms or ()]
+        members = [member.checkpointer.write(member, out) for member in storage.members]
+        chains = [None if each is None else each.state() for each in storage.transforms or ()]
         return {"members": members, "transforms": chains}
 
     def _load(self, storage: HasMembers, saved: Any, source: Source, options: LoadOptions) -> Together:  # type: ignore[override]
@@ -145,9 +153,9 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             raise CheckpointMismatch(f"{where}: {len(members)} storages were saved, {len(storage.members)} are here")
         pairs = zip(storage.members, members, strict=True)
         checks: list[Callable[[], Apply]] = [
-            partial(member.checkpointer.restoring, member, each, source, options) for member, each in pairs
+            partial(member.checkpointer.read, member, each, source, options) for member, each in pairs
         ]
         for chain, each in zip(storage.transforms or (), chains, strict=True):
             if chain is not None:
-                checks.append(partial(chain.restoring, each, options))
+                checks.append(partial(chain.with_state, each, options))
         return together(checks)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import check_values, node_of, saved_node
+from interop.checkpoint.state import Apply
 from interop.checkpoint.values import leaf_of, reading_errors, saved_leaf
 from interop.data.arguments import whole
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense
@@ -245,17 +246,15 @@ class CompressedListStorage(ListStorage):
         held = state["_storage"]
         return {**state, "_storage": [each[0] for each in held], "_metadata": [each[1] for each in held]}
 
-    def restoring_dict(self, given: Any) -> Callable[[], None]:
+    def _with_state_dict(self, given: dict[str, Any]) -> Apply:
         where = f"the state_dict of a {type(self).__name__}"
-        if not isinstance(given, dict):
-            raise TypeError(f"{where}: expected a dict, got {type(given).__name__}")
         fields = Fields(given, where)
         if "_metadata" not in fields:
             raise CheckpointMismatch(f"{where}: it is the state of something else, it has no '_metadata'")
         leaves = fields.items("_storage")
         held = zip(leaves, fields.items("_metadata", len(leaves)), strict=True)
         rest = {name: value for name, value in given.items() if name != "_metadata"}
-        return super().restoring_dict({**rest, "_storage": list(held)})
+        return super()._with_state_dict({**rest, "_storage": list(held)})
 
 
 def _makes(zstd: Zstd, value: Any, size: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.checkpoint.state import LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data.members import named, of_kind, picked
 from interop.storages.checkpointers import StorageEnsembleCheckpointer
 from interop.storages.storage import Storage
@@ -22,9 +22,9 @@ class Chain(Protocol):
 
     def __call__(self, data: Any) -> Any: ...
 
-    def saved(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]: ...
 
-    def restoring(self, saved: Any, options: LoadOptions) -> Callable[[], None]: ...
+    def with_state(self, tree: object, options: LoadOptions) -> Apply: ...
 
 
 _makers: list[Callable[[object], Chain]] = []
@@ -113,13 +113,13 @@ class StorageEnsemble(Storage):
     def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of storages is not emptied as a whole: empty its members")
 
-    def state_dict(self) -> NoReturn:
+    def state(self) -> NoReturn:
         """NotImplementedError: only members have a state."""
         raise NotImplementedError("an ensemble of storages has no state of its own: use those of its members")
 
-    def load_state_dict(self, state_dict: Any) -> NoReturn:
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> NoReturn:
         """NotImplementedError: only members have a state."""
-        self.state_dict()
+        self.state()
 
     def __repr__(self) -> str:
         storages = ", ".join(map(repr, self.members))

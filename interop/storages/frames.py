@@ -1,13 +1,13 @@
 """Tensordicts whose observations are frames, each stored once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from tensordict.utils import NestedKey
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields
 from interop.checkpoint.layouts import layout_of, saved_layout
-from interop.checkpoint.state import EXACT, LoadOptions, as_arrays, as_tensors
+from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_arrays, as_tensors
 from interop.data.arguments import whole
 from interop.data.keys import as_path
 from interop.data.layout import Path
@@ -100,7 +100,7 @@ class LazyFrameStorage(TensorStorage):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         layout = self.table.layout
         if self.table.rows is None or layout is None:
             return {"layout": None}
@@ -110,8 +110,11 @@ class LazyFrameStorage(TensorStorage):
         described = {"layout": saved_layout(layout), "ring": saved_ring(self.table), "scheme": rows.scheme.described()}
         return {**described, **parts}
 
-    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         where = f"the checkpoint of a {type(self).__name__}"
+        saved = tree
+        if isinstance(tree, dict) and "_storage" in tree:  # of a `state_dict`
+            saved = as_arrays(tree["_storage"], self)
         if not isinstance(saved, dict) or not (saved.get("layout", saved) is None or "scheme" in saved):
             raise CheckpointMismatch(f"{where}: it is the state of another storage, it has no 'scheme' of frames")
         fields = Fields(saved, where)
@@ -149,13 +152,9 @@ class LazyFrameStorage(TensorStorage):
     def state_dict(self) -> dict[str, Any]:
         with self.lock.held():
             saved = {
-                name: value.arrays if isinstance(value, Columns) else value for name, value in self.saved().items()
+                name: value.arrays if isinstance(value, Columns) else value for name, value in self.state().items()
             }
             return {"_storage": as_tensors(saved), "initialized": self.initialized, "_len": len(self)}
-
-    def restoring_dict(self, given: Any) -> Callable[[], None]:
-        fields = Fields(given, f"the state_dict of a {type(self).__name__}")
-        return self.restoring(as_arrays(fields.any("_storage"), self))
 
     def __repr__(self) -> str:
         names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._keys.observations)

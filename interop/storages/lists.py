@@ -1,7 +1,7 @@
 """Any objects in a Python list."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
 from interop.checkpoint.plain_values import opened, plain
-from interop.checkpoint.state import EXACT, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.checkpoint.values import load_items, save_items
 from interop.data.index import as_int, as_list
 from interop.data.layout import Layout
@@ -20,7 +20,7 @@ from interop.data.pytrees import each_leaf
 from interop.engine import plans
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
-from interop.storages.checkpointers import ListStorageCheckpointer
+from interop.storages.checkpointers import ListStorageCheckpointer, Unsaved
 from interop.storages.storage import Storage
 
 
@@ -169,15 +169,19 @@ class ListStorage(Storage):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved_items(self, allow_pickle: bool = False) -> dict[str, Any]:
-        """The saved tree of the items and the ring. TypeError for an item that cannot be saved."""
+    def state(self, allow_pickle: bool = False) -> dict[str, Any]:
+        """A tree of the items and the ring. TypeError for an item that cannot be saved.
+
+        With `allow_pickle`, which the checkpointer decides, objects of other kinds are pickled.
+        """
         items = save_items(self._held(), allow_pickle, remedy=ListStorageCheckpointer.REMEDY)
         return {"storage": self._kind, **self._setting(), **self._ring(), "items": items}
 
-    def restoring_items(self, saved: Any, options: LoadOptions, given: Any = None) -> Callable[[], None]:
-        """Check saved items, or the items from load hooks; the returned function replaces all items with them."""
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        if isinstance(tree, dict) and "storage" not in tree:
+            return self._with_state_dict(tree)
         where = f"the checkpoint of a {type(self).__name__}"
-        fields = Fields(saved, where)
+        fields = Fields(tree, where)
         if fields.text("storage") != self._kind:
             raise CheckpointMismatch(f"{where} is of a {fields.text('storage')[:40]}, to be loaded into a {self._kind}")
         for name, mine in {**self._setting(), "capacity": self.max_size}.items():
@@ -186,12 +190,13 @@ class ListStorage(Storage):
                     f"{where} does not fit: {name} is {str(fields.any(name))[:40]}, in the storage {mine}. Build it with "
                     "the same arguments"
                 )
-        if given is None:
-            held = load_items(fields.any("items"), options.allow_pickle, where, self._home())
+        items = fields.any("items")
+        if not isinstance(items, Unsaved):
+            held = load_items(items, options.allow_pickle, where, self._home())
             return self._applying(self._loaded(held, where), fields)
-        if not isinstance(given, list):
-            raise CheckpointMismatch(f"{where}: load hooks give a list, got {type(given).__name__}")
-        return self._applying(self._kept(given, where), fields)
+        if not isinstance(items.items, list):
+            raise CheckpointMismatch(f"{where}: load hooks give a list, got {type(items.items).__name__}")
+        return self._applying(self._kept(items.items, where), fields)
 
     def _held(self) -> list[Any]:
         """The saved form of the items, one value each."""
@@ -214,7 +219,7 @@ class ListStorage(Storage):
         except (TypeError, ValueError, RuntimeError) as error:
             raise CheckpointMismatch(f"{where}: what was loaded cannot be stored: {error}") from error
 
-    def _applying(self, items: list[Any], ring: Fields) -> Callable[[], None]:
+    def _applying(self, items: list[Any], ring: Fields) -> Apply:
         written, end = ring.whole("written"), ring.whole("end", 0, self.max_size)
 
         def apply() -> None:
@@ -223,33 +228,28 @@ class ListStorage(Storage):
 
         return apply
 
-    def saved(self) -> dict[str, Any]:
-        return self.saved_items()
-
-    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
-        return self.restoring_items(saved, options)
-
     def state_dict(self) -> dict[str, Any]:
         """Copies of the items: "_storage", a list of tensors, plain values and, for tensordicts, dicts of their entries.
 
         `torch.load(weights_only=True)` reads it. TypeError for an item that cannot be saved, naming it.
         """
-        with self.locked():
+        with self._unchanging():
             items = [plain(held, f"item {place}") for place, held in enumerate(self._held())]
             return {"_storage": items, "_ring": self._ring()}
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Store copies of the items of a `state_dict`. After an error nothing has changed.
 
         TypeError for an item of a kind that `state_dict` does not give, `CheckpointMismatch` for too many items.
         """
-        with self.locked():
-            self.restoring_dict(state_dict)()
+        if not isinstance(state_dict, dict):
+            name = type(state_dict).__name__
+            raise TypeError(f"the state_dict of a {type(self).__name__}: expected a dict, got {name}")
+        super().load_state_dict(state_dict)
 
-    def restoring_dict(self, given: Any) -> Callable[[], None]:
+    def _with_state_dict(self, given: dict[str, Any]) -> Apply:
+        """Check a result of `state_dict`; the returned function replaces all items with copies of its items."""
         where = f"the state_dict of a {type(self).__name__}"
-        if not isinstance(given, dict):
-            raise TypeError(f"{where}: expected a dict, got {type(given).__name__}")
         fields = Fields(given, where)
         if "_metadata" in fields or not isinstance(given.get("_storage"), list):
             raise CheckpointMismatch(

@@ -1,8 +1,9 @@
 """The base class of storages."""
 
+import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from tensordict.utils import NestedKey
 
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
-from interop.checkpoint.state import Aliases
+from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
 from interop.data.arguments import class_of, whole
 from interop.data.layout import Layout
 from interop.data.randomness import Seeded
@@ -26,7 +27,7 @@ from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import StorageLock
 
 
-class Storage(Aliases, Seeded):
+class Storage(Component, Seeded):
     """Items by slot. A subclass defines `set`, `get`, `__len__` and `_empty`.
 
     Buffers hold `lock` while they read or write. Direct calls of `get` and `set` do not: hold it yourself where other
@@ -69,11 +70,6 @@ class Storage(Aliases, Seeded):
         return self._max_size
 
     @property
-    def asked_size(self) -> int:
-        """Capacity in items as the user asked for it, before it is rounded up to whole rows."""
-        return getattr(self, "_max_size", self.max_size)
-
-    @property
     def checkpointer(self) -> Any:
         """What saves and loads the content."""
         if self._checkpointer is None:
@@ -106,17 +102,33 @@ class Storage(Aliases, Seeded):
         """Change loaded data by `hook(data, out=None)`."""
         self.checkpointer.register_load_hook(hook)
 
+    def state(self) -> dict[str, Any]:
+        """A tree of arrays and plain values, which may be views. The lock is held."""
+        raise NotImplementedError(f"{type(self).__name__} does not define state_dict() or state()")
+
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        """Check a result of `state`, or of `state_dict`. The returned function puts it in; until then nothing changes.
+
+        A class of the user's that defines `load_state_dict` checks it only then.
+        """
+        if type(self).load_state_dict is Storage.load_state_dict:
+            raise NotImplementedError(f"{type(self).__name__} does not define load_state_dict() or with_state()")
+        return partial(self.load_state_dict, tree)  # type: ignore[arg-type]  # checked there
+
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the content, as tensors and plain values."""
-        raise NotImplementedError(f"{type(self).__name__} does not define state_dict()")
+        """A copy of the content, as tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        with self._unchanging():
+            return super().state_dict()
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Copy in a result of `state_dict`."""
-        raise NotImplementedError(f"{type(self).__name__} does not define load_state_dict()")
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Copy in a result of `state_dict`. After an error nothing has changed."""
+        super().load_state_dict(state_dict)
 
-    def restoring_dict(self, given: Any) -> Callable[[], None]:
-        """Check a result of `state_dict`; the returned function loads it. Storages of users check it only then."""
-        return partial(self.load_state_dict, given)
+    def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
+        return self.locked()
+
+    def _put_in(self, apply: Apply) -> None:
+        self.guard.replace(apply)
 
     def locked(self) -> Any:
         return self.lock.held()

@@ -1,7 +1,7 @@
 """Tensors, tensordicts and pytrees in preallocated memory."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import EXACT, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data.arguments import whole
 from interop.data.index import is_basic
 from interop.data.keys import as_path
@@ -309,28 +309,19 @@ class TensorStorage(Storage):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved(self) -> dict[str, Any]:
-        return saved_rows.saved_rows(self.table)
+    def state(self) -> dict[str, Any]:
+        return saved_rows.state(self.table)
 
-    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
-        return saved_rows.restoring_rows(self.table, saved, options)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        return saved_rows.with_state(self.table, tree, options)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the filled rows and of the counters of the ring: "_storage", "initialized", "_len" and more.
 
         Plain values and tensors only: `torch.load(weights_only=True)` reads it.
         """
-        with self.lock.held():
-            return saved_rows.state_of(self.table)
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Copy in a result of `state_dict`. After an error nothing has changed."""
-        with self.lock.held():
-            put = self.restoring_dict(state_dict)
-            self.guard.replace(put)
-
-    def restoring_dict(self, given: Any) -> Callable[[], None]:
-        return saved_rows.restoring_state(self.table, given)
+        with self._unchanging():
+            return saved_rows.state_dict(self.table, self.state())
 
     # ------------------------------------------------------------------ copies and other processes
 

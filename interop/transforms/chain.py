@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from fbuf.checkpoint import CheckpointMismatch
-from interop.checkpoint.state import EXACT, LoadOptions
-from interop.checkpoint.values import NO_PICKLE, decode, encode
+from interop.checkpoint.state import EXACT, Apply, LoadOptions
+from interop.checkpoint.values import NO_PICKLE, decode, encode, is_encoded
 from interop.storages.ensemble import chains_are_made_by
 from interop.transforms.transform import Transform
 
@@ -192,17 +192,17 @@ class Compose(Transform):
         twin[:] = [_cloned(transform) for transform in self]
         return twin
 
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """The `state_dict` as a tree for a checkpoint. Functions have no state."""
         return encode(self.state_dict(), "the state_dict() of the transforms", remedy=NO_PICKLE)
 
-    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
-        """Check a tree of `saved`; the returned function loads it."""
-        where = "the state of the transforms"
-        return self.restoring_dict(decode(saved, options.allow_pickle, where), where, options)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        """Check a result of `state`, or of `state_dict`. The returned function puts it in; until then nothing changes.
 
-    def restoring_dict(self, state_dict: Any, where: str, options: LoadOptions) -> Callable[[], None]:
-        """Check a `state_dict`; the returned function loads it. CheckpointMismatch if it is of other transforms."""
+        CheckpointMismatch if it is of other transforms.
+        """
+        where = "the state of the transforms"
+        state_dict = decode(tree, options.allow_pickle, where) if is_encoded(tree) else tree
         if not isinstance(state_dict, Mapping):
             raise CheckpointMismatch(f"{where} is a dict, got {type(state_dict).__name__}")
         state = dict(state_dict)

@@ -1,10 +1,10 @@
 """The writers of several buffers, listed together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
-from interop.checkpoint.state import Entries, LoadOptions, loading_members, saved_members
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, states_of, with_states
 from interop.data.members import of_kind, picked
 from interop.storages import Storage
 from interop.writers.writer import Writer
@@ -17,9 +17,11 @@ class WriterEnsemble(Writer):
         writers: the members.
     """
 
+    members: tuple[Writer, ...]
+
     def __init__(self, *writers: Writer) -> None:
         super().__init__()
-        self.members: tuple[Writer, ...] = of_kind("writer", writers, Writer, WriterEnsemble)
+        self.members = of_kind("writer", writers, Writer, WriterEnsemble)
 
     def register_storage(self, storage: Storage) -> None:
         """Does nothing: each member writes to its own storage."""
@@ -38,11 +40,12 @@ class WriterEnsemble(Writer):
         """AttributeError: only members count."""
         raise AttributeError("an ensemble counts no writes: ask its members, ensemble[i].write_count")
 
-    def saved_state(self) -> dict[str, Any]:
-        return {"members": saved_members(self.members)}
+    def state(self) -> dict[str, Any]:
+        return {"members": states_of(self.members)}
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        return loading_members(entries, self.members, options)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            return with_states(entries, self.members, options)
 
     def state_dict(self) -> NoReturn:
         """NotImplementedError: only members have a state."""

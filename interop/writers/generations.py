@@ -86,13 +86,16 @@ class Generations:
         generations[is_counted] = self._writes[at[is_counted]] - 1
         return torch.from_numpy(generations).to(rows.device)
 
-    def saved(self) -> np.ndarray:
+    def state(self) -> np.ndarray:
         """A copy of the counts, up to the last row that was written."""
         used = np.flatnonzero(self._writes)
         return self._writes[: int(used[-1]) + 1 if used.size else 0].copy()
 
-    def loading(self, counts: np.ndarray | None, storage: Storage) -> Callable[[], None]:
-        """Returns a function that sets these counts; None stands for one write of each row stored by then."""
+    def with_state(self, counts: np.ndarray | None, storage: Storage) -> Callable[[], None]:
+        """Take memory for these counts; the returned function sets them.
+
+        None stands for one write of each row that is stored by then.
+        """
         size = self._writes.size
         more = 0 if counts is None else counts.size
         grown = untouched_zeros((more,), torch.int64) if more > size else None

@@ -9,7 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, a_key, key_of
 from interop.data.reductions import REDUCTIONS
 from interop.data.tensordicts import shallow
 from interop.shared.processes import OneProcess
@@ -39,6 +39,13 @@ class TensorDictMaxValueWriter(Writer):
     """
 
     keeps_order = False
+    rank_key: Any
+    reduction: str
+    _heap: list[tuple[float, int]]  # rank and slot of each stored item, the lowest first
+    _write_count: int
+    # Since `before_write`: how many items were ranked, and the ranks that were replaced.
+    _replaced: tuple[int, dict[int, float]] | None
+    _process: OneProcess
 
     def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
         super().__init__(compilable)
@@ -46,10 +53,9 @@ class TensorDictMaxValueWriter(Writer):
             raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(REDUCTIONS)}")
         self.rank_key = ("next", "reward") if rank_key is None else rank_key
         self.reduction = reduction
-        self._heap: list[tuple[float, int]] = []  # rank and slot of each stored item, the lowest first
+        self._heap = []
         self._write_count = 0
-        # Since `before_write`: how many items were ranked, and the ranks that were replaced.
-        self._replaced: tuple[int, dict[int, float]] | None = None
+        self._replaced = None
         self._process = OneProcess(_ONE_PROCESS)
 
     def before_write(self) -> dict[str, Any]:
@@ -266,7 +272,7 @@ class TensorDictMaxValueWriter(Writer):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
             "_rank_key": key_of(self.rank_key),
             "_reduction": self.reduction,
@@ -274,32 +280,33 @@ class TensorDictMaxValueWriter(Writer):
             "_current_top_values": np.array(self._heap, np.float64).reshape(-1, 2),
         }
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        count = entries.whole("_write_count")
-        key = self.rank_key
-        reduction = self.reduction
-        if "_rank_key" in entries:
-            key = entries.parameter("rank_key", a_key(entries, "_rank_key"), self.rank_key)
-        if "_reduction" in entries:
-            reduction = entries.parameter("reduction", entries.text("_reduction"), self.reduction)
-        if reduction not in REDUCTIONS or key is None:
-            raise entries.wrong("_reduction", "one that there is", reduction)
-        table = np.array(entries.array("_current_top_values", np.float64, (None, 2)))
-        slots = table[:, 1].astype(np.int64)
-        if np.isnan(table).any() or (slots != table[:, 1]).any() or sorted(slots.tolist()) != [*range(slots.size)]:
-            raise entries.wrong("_current_top_values", "ranks, and each slot once", table)
-        if hasattr(self, "_storage") and slots.size > self._storage.max_size:
-            entries.refuse(f"it ranks {slots.size} items, here there is room for {self._storage.max_size}")
-        heap = list(zip(table[:, 0].tolist(), slots.tolist(), strict=True))
-        heapify(heap)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            count = entries.whole("_write_count")
+            key = self.rank_key
+            reduction = self.reduction
+            if "_rank_key" in entries:
+                key = entries.parameter("rank_key", a_key(entries, "_rank_key"), self.rank_key)
+            if "_reduction" in entries:
+                reduction = entries.parameter("reduction", entries.text("_reduction"), self.reduction)
+            if reduction not in REDUCTIONS or key is None:
+                raise entries.wrong("_reduction", "one that there is", reduction)
+            table = np.array(entries.array("_current_top_values", np.float64, (None, 2)))
+            slots = table[:, 1].astype(np.int64)
+            if np.isnan(table).any() or (slots != table[:, 1]).any() or sorted(slots.tolist()) != [*range(slots.size)]:
+                raise entries.wrong("_current_top_values", "ranks, and each slot once", table)
+            if hasattr(self, "_storage") and slots.size > self._storage.max_size:
+                entries.refuse(f"it ranks {slots.size} items, here there is room for {self._storage.max_size}")
+            heap = list(zip(table[:, 0].tolist(), slots.tolist(), strict=True))
+            heapify(heap)
 
-        def put() -> None:
-            self.rank_key = key
-            self.reduction = reduction
-            self._write_count = count
-            self._heap = heap
+            def put() -> None:
+                self.rank_key = key
+                self.reduction = reduction
+                self._write_count = count
+                self._heap = heap
 
-        return put
+            return put
 
     def __repr__(self) -> str:
         full = self._storage.is_full if hasattr(self, "_storage") else False

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.checkpoint.state import Entries, LoadOptions, integers
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, integers
 from interop.data.by_item import set_expanded
 from interop.data.index import as_int, as_tensor
 from interop.data.layout import Layout, stack_items
@@ -38,10 +38,11 @@ class RoundRobinWriter(Writer):
 
     # Returns at most so many rows that are free again; these are written before the row at the cursor.
     vacant: Callable[[int], np.ndarray] | None = None
+    _unregistered: Ring  # of a writer without a storage
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
-        self._unregistered = Ring()  # of a writer without a storage
+        self._unregistered = Ring()
         self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:
@@ -226,40 +227,41 @@ class RoundRobinWriter(Writer):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         storage: Storage | None = getattr(self, "_storage", None)
         ring = None if storage is None else _ring(storage)
         state = {"_cursor": self.cursor, "_write_count": self.write_count, "_ring": ring}
         if self.tracks_generations:
             counted = None if storage is None else storage.generations
-            state["_generation"] = None if counted is None else counted.saved()
+            state["_generation"] = None if counted is None else counted.state()
         return state
 
-    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        count = entries.whole("_write_count")
-        cursor = self._fitting(entries, entries.whole("_cursor"))
-        tracked = "_generation" in entries
-        storage = getattr(self, "_storage", None)
-        writes = None
-        if tracked and entries.any("_generation") is not None and storage is not None:
-            writes = integers(entries, "_generation", None, 0, 2**62)
-        if tracked != self.tracks_generations and options.strict:
-            entries.refuse(f"track_generations is {tracked} there and {self.tracks_generations} here")
-        counted = None if storage is None else storage.generations
-        put_generations: Any = None
-        if counted is not None or (writes is not None and self.tracks_generations):
-            assert storage is not None
-            counted = Generations(storage) if counted is None else counted
-            put_generations = counted.loading(writes, storage)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        with Entries.of(tree, self) as entries:
+            count = entries.whole("_write_count")
+            cursor = self._fitting(entries, entries.whole("_cursor"))
+            tracked = "_generation" in entries
+            storage = getattr(self, "_storage", None)
+            writes = None
+            if tracked and entries.any("_generation") is not None and storage is not None:
+                writes = integers(entries, "_generation", None, 0, 2**62)
+            if tracked != self.tracks_generations and options.strict:
+                entries.refuse(f"track_generations is {tracked} there and {self.tracks_generations} here")
+            counted = None if storage is None else storage.generations
+            put_generations: Any = None
+            if counted is not None or (writes is not None and self.tracks_generations):
+                assert storage is not None
+                counted = Generations(storage) if counted is None else counted
+                put_generations = counted.with_state(writes, storage)
 
-        def put() -> None:
-            self._ring.cursor = cursor
-            self._ring.count = count
-            if put_generations is not None:
-                self._storage.generations = counted
-                put_generations()
+            def put() -> None:
+                self._ring.cursor = cursor
+                self._ring.count = count
+                if put_generations is not None:
+                    self._storage.generations = counted
+                    put_generations()
 
-        return put
+            return put
 
     def _fitting(self, entries: Entries, cursor: int) -> int:
         """The saved cursor for the storage here, which may have another capacity if no row was overwritten yet."""

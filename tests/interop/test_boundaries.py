@@ -161,7 +161,7 @@ def test_starts_that_may_be_drawn_by_priority(seed):
                 buffer.sample()
             continue
         assert set(drawn(buffer)) <= set(legal.values())
-        allowed = np.asarray(sampler.state.tree.leaves)[: len(buffer)] > 0
+        allowed = np.asarray(sampler.functional_state.tree.leaves)[: len(buffer)] > 0
         numbers = np.array(model.numbers())
         assert sorted(numbers[allowed].tolist()) == sorted(legal)
 

@@ -397,7 +397,7 @@ def test_an_item_with_a_bad_priority_is_written_once_and_a_later_call_raises(
     at = rb.add(item)
     assert rb.write_count == written + 1
     assert isinstance(rb.sampler, PrioritizedSampler)
-    jax.block_until_ready(rb.sampler.state)
+    jax.block_until_ready(rb.sampler.functional_state)
     assert rb.sampler.priorities[at] == rb.sampler.default_priority
     with pytest.raises(ValueError, match="data that was written"):
         calls["add"]()
@@ -414,7 +414,7 @@ def test_an_update_of_an_ensemble_raises_before_any_member_changes(
     sample = both.sample()
     b.update_priority(torch.tensor([0]), torch.tensor([float("nan")]))
     assert isinstance(a.sampler, PrioritizedSampler) and isinstance(b.sampler, PrioritizedSampler)
-    jax.block_until_ready(b.sampler.state)
+    jax.block_until_ready(b.sampler.functional_state)
     before = a.sampler.priorities, b.sampler.priorities
     sample["td_error"] = torch.full(sample.batch_size, 5.0)
     with pytest.raises(ValueError, match="refused"):
@@ -437,7 +437,7 @@ def test_a_prefetched_draw_does_not_take_the_error_of_an_update(
         rb.sample()
         rb.update_priority(torch.tensor([0]), torch.tensor([float("nan")]))
         assert isinstance(rb.sampler, PrioritizedSampler)
-        jax.block_until_ready(rb.sampler.state)
+        jax.block_until_ready(rb.sampler.functional_state)
         if drop == "dumps":
             rb.dumps(tmp_path / "a")
         elif drop == "alpha":
@@ -455,7 +455,7 @@ def test_bad_priorities_in_data_are_an_error_of_a_later_call(reads: collections.
     rb.extend(new)
     sampler, newest = rb.sampler, newest_rows(rb)
     assert isinstance(sampler, PrioritizedSampler)
-    jax.block_until_ready(sampler.state)
+    jax.block_until_ready(sampler.functional_state)
     before = rb.write_count, sampler.priorities
     assert before[0] == written + BATCH and (before[1][newest] == sampler.default_priority).all()
     for name in ("extend", "update_priority", "sample"):
@@ -464,5 +464,5 @@ def test_bad_priorities_in_data_are_an_error_of_a_later_call(reads: collections.
         assert rb.write_count == before[0] and torch.equal(sampler.priorities, before[1])
         calls["sample"]()  # the error came once
         rb.extend(new)
-        jax.block_until_ready(sampler.state)
+        jax.block_until_ready(sampler.functional_state)
         before = rb.write_count, sampler.priorities

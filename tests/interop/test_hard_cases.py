@@ -133,7 +133,7 @@ def test_buffers_take_the_last_of_equal_indices(device):
         buffer = prioritized(6, 6, device, alpha=1, beta=1, eps=0)
         buffer.update_priority(torch.tensor([3, 3, 5]), torch.tensor([1.0, 9.0, 2.0]))
         assert buffer.sampler.priorities.tolist() == [1, 1, 1, 9, 1, 2]
-        assert float(priority_tree.total(buffer.sampler.state.tree)) == 15
+        assert float(priority_tree.total(buffer.sampler.functional_state.tree)) == 15
         assert buffer.sampler.default_priority == 9
 
 
@@ -162,7 +162,7 @@ def test_buffers_do_not_drift(device):
         buffer.update_priority(torch.from_numpy(slots), torch.from_numpy(values))
         if number % 30 == 0:
             buffer.sample(1)  # brings the changes into the tree
-    tree = buffer.sampler.state.tree
+    tree = buffer.sampler.functional_state.tree
     assert_tree_is_exact(tree)
     total = np.asarray(tree.leaves, np.float64).sum()
     assert float(priority_tree.total(tree)) == pytest.approx(total, rel=1e-6)
@@ -172,17 +172,17 @@ def test_buffers_do_not_drift(device):
 def test_buffers_apply_alpha_once(device):
     buffer = prioritized(4, 1, device, alpha=0.5, beta=1, eps=0)
     buffer.update_priority(0, 4.0)
-    assert leaves(buffer.sampler.state, 1) == [2]
+    assert leaves(buffer.sampler.functional_state, 1) == [2]
     buffer.add(torch.tensor(1.0))
-    assert leaves(buffer.sampler.state, 2) == [2, 2]
+    assert leaves(buffer.sampler.functional_state, 2) == [2, 2]
     buffer.update_priority(torch.tensor([1]), torch.tensor([1.0]))
-    assert leaves(buffer.sampler.state, 2) == [2, 1]
+    assert leaves(buffer.sampler.functional_state, 2) == [2, 1]
     _, info = buffer.sample(64, return_info=True)
     index = info["index"].cpu()
     assert set(index.tolist()) == {0, 1}
     torch.testing.assert_close(info["priority_weight"].cpu(), torch.tensor([0.5, 1])[index])
     buffer.sampler.alpha = 1
-    assert leaves(buffer.sampler.state, 2) == [4, 1]
+    assert leaves(buffer.sampler.functional_state, 2) == [4, 1]
     assert buffer.sampler.priorities.tolist() == [4, 1]
 
 
@@ -196,7 +196,7 @@ def test_a_new_item_has_the_greatest_raw_priority_raised_to_alpha_once():
     buffer.update_priority(0, 16.0)
     assert buffer.sampler.default_priority == 16
     buffer.extend(new, update_priority=False)
-    assert buffer.sampler.state.tree.leaves[3] == 4
+    assert buffer.sampler.functional_state.tree.leaves[3] == 4
 
 
 def test_the_last_batch_of_an_epoch_is_short_and_next_is_none_between_epochs():

@@ -79,7 +79,7 @@ def test_a_program_that_fails_costs_a_rebuild_and_no_priority(monkeypatch, withi
 @pytest.mark.parametrize(
     "use",
     [
-        lambda sampler, storage: sampler.state,
+        lambda sampler, storage: sampler.functional_state,
         lambda sampler, storage: sampler.sample(storage, 2),
         lambda sampler, storage: sampler.update_priority(0, 2.0),
         lambda sampler, storage: sampler.mark_update(0, storage=storage),

@@ -24,7 +24,7 @@ def filled(count: int = 10, **more) -> PrioritizedReplayBuffer:
 
 
 def settle(buffer) -> None:
-    buffer.sampler.state.priorities.block_until_ready()
+    buffer.sampler.functional_state.priorities.block_until_ready()
 
 
 @pytest.mark.parametrize(

@@ -298,10 +298,14 @@ def test_attributes_that_would_not_be_saved_are_refused(kind, tmp_path):
     component.mine = 3
     for save in ways_to_save(component, tmp_path):
         with pytest.raises(
-            NotImplementedError, match=r"Own has attributes .*mine.*: define state_dict and load_state_dict"
+            NotImplementedError,
+            match=r"Own has attributes .*mine.*: define state_dict and load_state_dict, or stateless = True",
         ):
             save()
     assert not (tmp_path / "saved").exists()
+    type(component).stateless = True
+    for save in ways_to_save(component, tmp_path):
+        save()
 
 
 @pytest.mark.parametrize("half", ["state_dict", "load_state_dict"])

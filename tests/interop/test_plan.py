@@ -137,7 +137,9 @@ def test_priorities(sampler) -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler)
     plan = buffer.plan(steps())
     buffer.extend(steps())
-    assert plan.by_part["sampler"] == nbytes([*jax.tree.leaves(sampler.state.tree), sampler._priorities._given])
+    assert plan.by_part["sampler"] == nbytes(
+        [*jax.tree.leaves(sampler.functional_state.tree), sampler._priorities._given]
+    )
     assert buffer.plan().by_key == plan.by_key
     assert bool(plan.unknown) == isinstance(sampler, SliceSampler)
 

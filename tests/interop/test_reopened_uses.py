@@ -35,7 +35,7 @@ def made(folder, sampler, capacity=12, **kwargs):
 
 def groups_of(sampler, order=list):
     """The groups: slots, uses, and whether a group can be drawn or goes on, by number."""
-    saved = sampler.saved_state()["groups"]
+    saved = sampler.state()["groups"]
     parts = np.split(saved["slots"], np.cumsum(saved["rows"])[:-1]) if len(saved["rows"]) else []
     ready, opened = set(saved["ready"].tolist()), set(saved["open"].tolist())
     every = zip(saved["numbers"].tolist(), parts, saved["uses"].tolist(), strict=True)
@@ -45,7 +45,7 @@ def groups_of(sampler, order=list):
 
 
 def draws_of(sampler):
-    saved = sampler.saved_state()
+    saved = sampler.state()
     return saved["drawn"].tolist(), sorted(saved["order"][: saved["live"]].tolist())
 
 

@@ -90,4 +90,4 @@ def _others(value: Any) -> Iterator[tuple[str, Any]]:
 
 def put_into(target: Any, saved: Any) -> None:
     """Load a sampler or a writer."""
-    target.restoring(through_json(saved))()
+    target.with_state(through_json(saved))()

@@ -55,7 +55,7 @@ def check_same(one: Any, another: Any) -> None:
 def rewritten(path: Path, checkpointer: Any, storage: Any, change: Any) -> None:
     """A checkpoint with sums that are right and another description."""
     with Writing(path) as out:
-        described = copy.deepcopy(checkpointer.saved(storage, out))
+        described = copy.deepcopy(checkpointer.write(storage, out))
         change(described["content"])
         out.write(described)
 

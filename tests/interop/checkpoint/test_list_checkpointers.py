@@ -46,7 +46,7 @@ def test_a_storage_comes_back(kind, content, tmp_path):
     assert all(same(back.get(n), storage.get(n)) for n in range(len(storage)))
     assert (back.ring.cursor, back.ring.written) == (storage.ring.cursor, storage.ring.written)
     twin = kind(20)
-    twin.restoring(through_json(storage.saved()))()
+    twin.with_state(through_json(storage.state()))()
     twin.dumps(tmp_path / "d")
     again = kind(20)
     again.load(tmp_path / "d")
@@ -176,7 +176,7 @@ class Custom:
 @each_kind
 def test_other_objects_are_pickled_by_leave_at_both_ends(kind, tmp_path):
     storage = filled(kind, ["a", {"env": Custom(3)}])
-    for save in (lambda: storage.dumps(tmp_path / "c"), storage.state_dict, storage.saved):
+    for save in (lambda: storage.dumps(tmp_path / "c"), storage.state_dict, storage.state):
         with pytest.raises(TypeError, match=r"item 1(, .*)?: .*Custom cannot be saved.*"):
             save()
     assert not (tmp_path / "c").exists()

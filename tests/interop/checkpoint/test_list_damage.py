@@ -16,7 +16,7 @@ def _saved(item, **changes):
     storage = filled(CompressedListStorage, [item])
     ((leaves, described),) = storage._held()
     storage._held = lambda: [(leaves, {key: each for key, each in {**described, **changes}.items() if each is not ...})]
-    return through_json(storage.saved())
+    return through_json(storage.state())
 
 
 def _leaf(**changes):
@@ -49,13 +49,13 @@ def test_a_structure_that_does_not_agree_is_refused(item, changes):
     target = filled(CompressedListStorage, [others(5)])
     before = fingerprint(target)
     with pytest.raises(CheckpointError):
-        target.restoring(_saved(item, **changes))
+        target.with_state(_saved(item, **changes))
     assert unchanged(target, before)
 
 
 def test_entries_that_do_not_agree_are_refused():
     for kind in KINDS:
-        saved = through_json(filled(kind, [tensordict_of(n) for n in range(4)]).saved())
+        saved = through_json(filled(kind, [tensordict_of(n) for n in range(4)]).state())
         target = filled(kind, ["a"])
         before = fingerprint(target)
         for name in saved:
@@ -64,9 +64,9 @@ def test_entries_that_do_not_agree_are_refused():
                 if wrong is not ...:
                     edited[name] = wrong
                 with pytest.raises(CheckpointError):
-                    target.restoring(edited)
+                    target.with_state(edited)
                     pytest.fail(f"{name}={wrong!r} was taken")
         assert unchanged(target, before)
         for junk in (None, 3, [], {}, "x"):
             with pytest.raises(CheckpointError):
-                target.restoring(junk)
+                target.with_state(junk)

@@ -19,10 +19,10 @@ def test_priorities_fit_another_capacity_if_every_item_does(capacity: int) -> No
     twin = PrioritizedSampler(capacity, 1, 1)
     if capacity < 6:
         with pytest.raises(CheckpointMismatch, match="max_capacity"):
-            put_into(twin, sampler.saved())
-        assert twin.state is None
+            put_into(twin, sampler.state())
+        assert twin.functional_state is None
         return
-    put_into(twin, sampler.saved())
+    put_into(twin, sampler.state())
     assert twin.priorities.tolist() == [1, 2, 3, 4, 5, 6]
     room = LazyTensorStorage(capacity)
     room.set(slice(0, 6), torch.arange(6))
@@ -43,6 +43,6 @@ def test_priorities_of_other_items_than_are_stored_are_not_drawn_by() -> None:
     sampler = PrioritizedSampler(12, 1, 1)
     sampler.mark_update(np.arange(6), storage=_of(6))
     twin = PrioritizedSampler(12, 1, 1)
-    put_into(twin, sampler.saved())
+    put_into(twin, sampler.state())
     with pytest.raises(RuntimeError, match="priorities of 6 items, and 4 items are stored"):
         twin.sample(_of(4), 2)

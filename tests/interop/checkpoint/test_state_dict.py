@@ -175,20 +175,20 @@ class Counted(Scaled):
 def test_the_state_of_transforms_is_that_of_their_modules() -> None:
     one, other = (Compose(lambda data: data, Scaled(factor), Counted(factor)) for factor in (2.0, 3.0))
     one.transforms[2].function.count = 8
-    saved = through_json(one.saved())
-    assert Compose(lambda data: data).saved() == Compose().saved()
-    put = other.restoring(saved)
+    saved = through_json(one.state())
+    assert Compose(lambda data: data).state() == Compose().state()
+    put = other.with_state(saved)
     assert other.transforms[1].function.factor.item() == 3
     put()
     assert other.transforms[1].function.factor.item() == 2 and other.transforms[2].function.count == 8
     one.transforms[2].function.count = -1
     before = repr(other.state_dict())
     with pytest.raises(CheckpointMismatch, match="less than nothing"):
-        other.restoring(through_json(one.saved()))
+        other.with_state(through_json(one.state()))
     with pytest.raises(CheckpointMismatch, match="only in the checkpoint"):
-        Compose(Scaled(1.0)).restoring(saved)
+        Compose(Scaled(1.0)).with_state(saved)
     wide = Scaled(1.0)
     wide.factor = torch.nn.Parameter(torch.ones(3), requires_grad=False)
     with pytest.raises(CheckpointMismatch, match=r"of shape \[1\], here .* of shape \[3\]"):
-        Compose(lambda data: data, wide, Counted(1.0)).restoring(saved)
+        Compose(lambda data: data, wide, Counted(1.0)).with_state(saved)
     assert repr(other.state_dict()) == before

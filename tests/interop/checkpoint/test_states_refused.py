@@ -1,5 +1,7 @@
 """What samplers and writers save does not get into others; where parameters differ, that is told."""
 
+import copy
+import inspect
 import warnings
 from typing import Any
 
@@ -16,16 +18,22 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
+    Sampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
     StalenessAwareSampler,
     TensorDictMaxValueWriter,
+    Writer,
+    WriterEnsemble,
 )
-from interop.checkpoint.state import LoadOptions
+from interop.checkpoint.state import LoadOptions, undeclared
 from interop.data import randomness
+from interop.datasets.openx_stream import StreamSampler
+from interop.samplers.drawn_elsewhere import DrawnElsewhere
+from interop.samplers.stack_slices import StackSampler
 from tests.interop.checkpoint.resuming import go_on, joined
 from tests.interop.checkpoint.saved_trees import damaged, through_json
-from tests.interop.pair_history import SAMPLERS, Cell
+from tests.interop.pair_history import SAMPLERS, WRITERS, Cell
 
 
 def made() -> dict[str, Any]:
@@ -59,6 +67,29 @@ def kinds() -> dict[str, Any]:
     return made()
 
 
+def test_every_attribute_of_the_library_is_declared(kinds: dict[str, Any]) -> None:
+    """An attribute that is not would be refused in a subclass of the user's, which has only attributes of the library."""
+    used = [part for name, part in kinds.items() if name != "buffers"]
+    for buffer in kinds["buffers"]:
+        used += [buffer.sampler, buffer.writer]
+    for writer in WRITERS:
+        cell = Cell("LazyTensorStorage", 1, "RandomSampler", writer, "TensorDictReplayBuffer")
+        used.append(joined(cell, 0).writer)
+    used += [StackSampler(2), WriterEnsemble(RoundRobinWriter()), DrawnElsewhere(), StreamSampler()]
+    missing = every_kind(Sampler) | every_kind(Writer)
+    for part in used:
+        for each in (part, copy.deepcopy(part)):
+            assert undeclared(each) == [], type(part).__name__
+        missing.discard(type(part))
+    assert not missing, "a class of the library that this test does not use"
+
+
+def every_kind(base: type) -> set[type]:
+    """The classes of the library that can be built, below a base class."""
+    found = {kind for below in base.__subclasses__() for kind in (below, *every_kind(below))}
+    return {kind for kind in found if kind.__module__.startswith("interop.") and not inspect.isabstract(kind)}
+
+
 PARTS = [*SAMPLERS, "RoundRobinWriter", "TensorDictMaxValueWriter", "counting writer", "SamplerEnsemble"]
 
 
@@ -72,12 +103,12 @@ ALIKE = [
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_state_goes_into_nothing_else(name: str, kinds: dict[str, Any]) -> None:
-    saved, before = kinds[name].saved(), {other: kinds[other].state_dict() for other in PARTS}
+    saved, before = kinds[name].state(), {other: kinds[other].state_dict() for other in PARTS}
     for other in PARTS:
         if type(kinds[other]) is not type(kinds[name]):
             if {name, other} not in ALIKE:
                 with pytest.raises(CheckpointError):
-                    kinds[other].restoring(through_json(saved))
+                    kinds[other].with_state(through_json(saved))
                 with pytest.raises(CheckpointMismatch):
                     kinds[other].load_state_dict(before[name])
             assert repr(kinds[other].state_dict()) == repr(before[other])
@@ -86,13 +117,13 @@ def test_a_state_goes_into_nothing_else(name: str, kinds: dict[str, Any]) -> Non
 @pytest.mark.parametrize("name", PARTS)
 def test_damage_is_found_and_changes_nothing(name: str, kinds: dict[str, Any]) -> None:
     part = kinds[name]
-    saved = through_json(part.saved())
-    before, accepted = repr(part.saved()), 0
+    saved = through_json(part.state())
+    before, accepted = repr(part.state()), 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for where, changed in damaged(saved):
             try:
-                put = part.restoring(changed)
+                put = part.with_state(changed)
             except CheckpointError:
                 pass
             except Exception as error:
@@ -100,7 +131,7 @@ def test_damage_is_found_and_changes_nothing(name: str, kinds: dict[str, Any]) -
             else:
                 accepted += 1  # it is another state
                 assert callable(put)
-    assert repr(part.saved()) == before
+    assert repr(part.state()) == before
 
 
 def test_all_differences_are_listed() -> None:
@@ -108,7 +139,7 @@ def test_all_differences_are_listed() -> None:
     storage.set(slice(0, 12), torch.arange(12))
     sampler.mark_update(np.arange(12), storage=storage)
     with pytest.raises(CheckpointMismatch, match=r"float32.*float64.*within_buffer is True.*max_capacity of 12"):
-        PrioritizedSampler(4, 1, 1, dtype=torch.float64).restoring(through_json(sampler.saved()))
+        PrioritizedSampler(4, 1, 1, dtype=torch.float64).with_state(through_json(sampler.state()))
 
 
 def test_priorities_of_another_dtype_are_cast_where_that_is_asked_for() -> None:
@@ -118,12 +149,12 @@ def test_priorities_of_another_dtype_are_cast_where_that_is_asked_for() -> None:
     sampler.update_priority([0], [0.1])
     twin = PrioritizedSampler(12, 1, 1)
     with pytest.raises(CheckpointMismatch, match="cast=True"):
-        twin.restoring(sampler.saved())
-    twin.restoring(sampler.saved(), LoadOptions(cast=True))()
+        twin.with_state(sampler.state())
+    twin.with_state(sampler.state(), LoadOptions(cast=True))()
     assert torch.equal(twin.priorities, torch.tensor([0.1, 1.0]))
     sampler.update_priority([0], [1e200])
     with pytest.raises(CheckpointMismatch, match="not finite in float32"):
-        twin.restoring(sampler.saved(), LoadOptions(cast=True))
+        twin.with_state(sampler.state(), LoadOptions(cast=True))
 
 
 PARAMETERS = [
@@ -147,10 +178,10 @@ PARAMETERS = [
 @pytest.mark.parametrize(("saved", "target", "words"), PARAMETERS)
 def test_parameters_of_the_checkpoint_count_with_a_warning(saved: Any, target: Any, words: str) -> None:
     with pytest.warns(UserWarning, match=words) as told:
-        put = target.restoring(through_json(saved.saved()))
+        put = target.with_state(through_json(saved.state()))
     assert len(told) == 1
     put()
     assert repr(target) == repr(saved) and target.state_dict().keys() == saved.state_dict().keys()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        target.restoring(through_json(saved.saved()))
+        target.with_state(through_json(saved.state()))

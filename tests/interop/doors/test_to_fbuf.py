@@ -102,7 +102,7 @@ def check_same(buffer, state):
         np.testing.assert_array_equal(of_items.priorities[: known.size], known)
         assert (of_items.priorities[known.size :] == -1).all()
         assert float(of_items.highest) == buffer.sampler.default_priority
-        torch_side = buffer.sampler.state
+        torch_side = buffer.sampler.functional_state
         np.testing.assert_array_equal(of_items.tree.leaves[: known.size] > 0, torch_side.tree.leaves[: known.size] > 0)
 
 
