@@ -1,6 +1,6 @@
 """The state of a buffer: its components and settings, as a tree of a checkpoint or as a `state_dict`."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
+from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
 from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
 from interop.samplers import Sampler
 from interop.storages import Storage
@@ -27,7 +27,7 @@ class HasSettings(Protocol):
     def generator(self) -> torch.Generator | None: ...
     @property
     def transform(self) -> Compose: ...
-    def restoring_batch_size(self, saved: int | None) -> Callable[[], None]: ...
+    def with_batch_size(self, saved: int | None) -> Apply: ...
 
 
 class HasComponents(HasSettings, Protocol):
@@ -65,35 +65,32 @@ def settings(buffer: HasSettings) -> dict[str, Any]:
     }
 
 
-def restoring_settings(
-    buffer: HasSettings, fields: Fields, where: str, options: LoadOptions
-) -> list[Callable[[], None]]:
-    """Check the settings in a saved tree; the returned functions load them."""
+def with_settings(buffer: HasSettings, fields: Fields, options: LoadOptions) -> list[Apply]:
+    """Check the settings in a saved tree; the returned functions put them in."""
     size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
         buffer.transform.with_state(fields.any("transforms"), options),
-        _restoring_generator(buffer.generator, fields.any("generator"), where),
-        buffer.restoring_batch_size(size),
+        _with_generator(buffer.generator, fields.any("generator"), fields.where),
+        buffer.with_batch_size(size),
     ]
 
 
-# ------------------------------------------------------------------ trees of checkpoints
-
-
-def saved(buffer: HasComponents, out: Writing) -> dict[str, Any]:
-    """The tree of a buffer; arrays are written to `out`. The lock is held."""
+def state(buffer: HasComponents, out: Writing | None) -> dict[str, Any]:
+    """The tree of a buffer. With `out` the checkpointer writes the content of the storage. The lock is held."""
+    storage = buffer.storage
     return {
         **settings(buffer),
-        "storage": buffer.storage.checkpointer.write(buffer.storage, out),
+        "storage": storage.state() if out is None else storage.checkpointer.write(storage, out),
         "sampler": described(buffer.sampler, buffer.sampler.state()),
         "writer": described(buffer.writer, buffer.writer.state()),
     }
 
 
-def restoring(
-    buffer: HasComponents, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[object]
-) -> Callable[[], None]:
-    """Check a tree; the returned function loads it. Buffers `beside` load the storage if they have the same one."""
+def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> Apply:
+    """Check a result of `state`, or of `state_dict`; the returned function puts it in."""
+    if options.source is None and isinstance(tree, Mapping) and "kind" not in tree:
+        return _with_state_dict(buffer, Fields(tree, "the state_dict of a buffer"), options)
+    where = options.where
     fields = fields_of(tree, where)
     storage = buffer.storage
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
@@ -101,15 +98,18 @@ def restoring(
     parts: list[Apply] = [
         buffer.sampler.with_state(sampler, options),
         buffer.writer.with_state(writer, options),
-        *restoring_settings(buffer, fields, where, options),
+        *with_settings(buffer, fields, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
-    if all(storage is not getattr(other, "storage", None) for other in beside):
-        parts.insert(0, storage.checkpointer.read(storage, fields.any("storage"), source, options))
-    return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, beside)])
-
-
-# ------------------------------------------------------------------ state dicts
+    if all(storage is not getattr(other, "storage", None) for other in options.beside):
+        content, source = fields.any("storage"), options.source
+        rows: Apply = (
+            storage.with_state(content, options)
+            if source is None
+            else storage.checkpointer.read(storage, content, source, options)
+        )
+        parts.insert(0, rows)
+    return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, options.beside)])
 
 
 def state_dict(buffer: HasComponents) -> dict[str, Any]:
@@ -130,11 +130,10 @@ def state_dict(buffer: HasComponents) -> dict[str, Any]:
     }
 
 
-def restoring_dict(buffer: HasComponents, fields: Fields, where: str, options: LoadOptions) -> Callable[[], None]:
-    """Check a `state_dict`; the returned function loads it."""
+def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions) -> Apply:
     for name in ("_sampler", "_writer"):
         if name not in fields:
-            raise CheckpointMismatch(f"{where}: it is not the state of a buffer, the entry {name!r} is missing")
+            raise CheckpointMismatch(f"{fields.where}: it is not the state of a buffer, the entry {name!r} is missing")
     rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
     size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
@@ -142,15 +141,15 @@ def restoring_dict(buffer: HasComponents, fields: Fields, where: str, options: L
         buffer.sampler.with_state(fields.any("_sampler"), options),
         buffer.writer.with_state(fields.any("_writer"), options),
         buffer.transform.with_state(fields.any("_transforms"), options),
-        _restoring_generator(buffer.generator, generator, where),
-        buffer.restoring_batch_size(size),
+        _with_generator(buffer.generator, generator, fields.where),
+        buffer.with_batch_size(size),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
     parts.insert(0, buffer.storage.with_state(fields.any("_storage"), options))
     return Together([buffer.drop_prefetched, *parts, buffer.reloaded])
 
 
-def _restoring_generator(generator: torch.Generator | None, saved: Any, where: str) -> Callable[[], None]:
+def _with_generator(generator: torch.Generator | None, saved: Any, where: str) -> Apply:
     if saved is None or generator is None:  # where there is none, torch's global one goes on as it is
         return lambda: None
     state = Fields(saved, f"{where}, generator").array("state", np.uint8, (None,))

@@ -2,8 +2,9 @@
 
 import contextlib
 import copy
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from textwrap import indent
 from typing import Any, NoReturn, Self
@@ -13,15 +14,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointMismatch, Source, Writing
+from fbuf.checkpoint import CheckpointMismatch, Writing
 from interop.buffers import collate, editing
-from interop.buffers.checkpoints import fields_of
+from interop.buffers.checkpoints import fields_of, settings, with_settings
 from interop.buffers.components import check_fit
 from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Request, RequestPart
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
-from interop.checkpoint.state import Entries, LoadOptions, Together, described, state_for, together
+from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, Together, described, state_for, together
 from interop.data import randomness
 from interop.data.keys import entry_at, no_priorities
 from interop.data.members import named, of_kind, picked, routed
@@ -329,18 +330,17 @@ class ReplayBufferEnsemble(Sampled):
     def _replaced_storages(self) -> list[Storage]:
         return [member.storage for member in self.members if member.storage.checkpointer.changes_rows]
 
-    def saved(self, out: Writing) -> dict[str, Any]:
+    def state(self, out: Writing | None = None) -> dict[str, Any]:
         for member in self.members:
             member.drop_prefetched()
         return {
-            **self._saved_settings(),
-            "members": [member.saved(out) for member in self.members],
+            **settings(self),
+            "members": [member.state(out) for member in self.members],
             "sampler": described(self.sampler, {"choice": self.sampler.settings()}),
         }
 
-    def restoring(
-        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[Sampled] = ()
-    ) -> Callable[[], None]:
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        where = options.where
         fields = fields_of(tree, where)
         members = fields.items("members")
         if len(members) != len(self):
@@ -349,11 +349,12 @@ class ReplayBufferEnsemble(Sampled):
         entries = Entries(state_for(sampler, fields.any("sampler"), f"{where}, sampler"), sampler)
         rest = [sampler.with_settings(entries.fields("choice"), entries)]
         entries.settle()
-        rest += self._restoring_settings(fields, options, where)
+        rest += with_settings(self, fields, options)
         checks = []
         for place, (member, saved) in enumerate(zip(self.members, members, strict=True)):
-            before = [*beside, *self.members[:place]]
-            checks.append(partial(member.restoring, saved, source, options, f"{where}, member {place}", before))
+            beside = (*options.beside, *self.members[:place])
+            of_member = dataclasses.replace(options, where=f"{where}, member {place}", beside=beside)
+            checks.append(partial(member.with_state, saved, of_member))
         return Together([self.drop_prefetched, together(checks), *rest])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 import fbuf
-from fbuf.checkpoint import Fields, Source, Writing
+from fbuf.checkpoint import Writing
 from fbuf.memory_plan import Plan, Share
 from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import all_made, check_fit, example_of, first_row, made_component, shares_of
@@ -25,7 +25,7 @@ from interop.buffers.request import Request, RequestPart, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
-from interop.checkpoint.state import EXACT, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data import bridge, randomness
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
@@ -827,12 +827,9 @@ class ReplayBuffer(Sampled):
             self.drop_prefetched()
             return checkpoints.state_dict(self)
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy a result of `state_dict` into a buffer built alike. After an error nothing has changed."""
-        where = "the state_dict of a buffer"
-        fields = Fields(state_dict, where)
-        with self._unchanging():
-            self._put_in(checkpoints.restoring_dict(self, fields, where, EXACT))
+        super().load_state_dict(state_dict)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Change saved rows by `hook(data, path=None)`; see `StorageCheckpointerBase`."""
@@ -842,13 +839,11 @@ class ReplayBuffer(Sampled):
         """Change loaded rows by `hook(data, out=None)`."""
         self._storage.register_load_hook(hook)
 
-    def saved(self, out: Writing) -> dict[str, Any]:
-        return checkpoints.saved(self, out)
+    def state(self, out: Writing | None = None) -> dict[str, Any]:
+        return checkpoints.state(self, out)
 
-    def restoring(
-        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[Sampled] = ()
-    ) -> Callable[[], None]:
-        return checkpoints.restoring(self, tree, source, options, where, beside)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        return checkpoints.with_state(self, tree, options)
 
     def reloaded(self, beside: Collection[object] = ()) -> None:
         """The rows of the storage were replaced: other buffers on it, except those `beside`, start over."""

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
-from fbuf.checkpoint import Fields, Source, Verify, Writing, load
-from interop.buffers import checkpoints
+from fbuf.checkpoint import Source, Verify, Writing, load
 from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Request, RequestPart
-from interop.checkpoint.state import Aliases, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
 from interop.checkpoint.torchrl_folders import refuse_torchrl_folder
 from interop.data.arguments import whole
 from interop.engine.guard import replaced
@@ -33,7 +32,7 @@ from interop.transforms.order import Order, in_order
 Complete = Callable[[], tuple[Any, Any]]
 
 
-class Sampled(Aliases):
+class Sampled(Component):
     """A source of batches, with a collate function, transforms and prefetch.
 
     A subclass sets `_transform` and `_collate_fn`, and defines the methods that raise NotImplementedError here.
@@ -104,16 +103,17 @@ class Sampled(Aliases):
         """The storages whose rows a load replaces in a transaction."""
         raise NotImplementedError
 
-    def saved(self, out: Writing) -> dict[str, Any]:
-        """The tree of a checkpoint; arrays are written to `out`. The locks are held."""
+    def state(self, out: Writing | None = None) -> dict[str, Any]:
+        """A tree of arrays, which may be views, and plain values. The locks are held.
+
+        With `out`, a checkpoint that is being written, the content of storages is that of their checkpointers.
+        """
         raise NotImplementedError
 
-    def restoring(
-        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection["Sampled"] = ()
-    ) -> Callable[[], None]:
-        """Check a tree of a checkpoint. The returned function loads it; until then nothing changes. The locks are held.
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        """Check a result of `state`, or of `state_dict`. The returned function puts it in; until then nothing changes.
 
-        Buffers `beside` are loaded before this one, and load a storage that they share with it.
+        The locks are held.
         """
         raise NotImplementedError
 
@@ -386,7 +386,7 @@ class Sampled(Aliases):
         previous = [] if self._latest_checkpoint is None else [self._latest_checkpoint]
         with Writing(path, previous) as out, self._unchanging():
             self.drop_prefetched()
-            out.write(self.saved(out))
+            out.write(self.state(out))
         self._latest_checkpoint = out.path
 
     def loads(
@@ -418,28 +418,21 @@ class Sampled(Aliases):
             CheckpointCorrupt: it is damaged; the message names the file.
             CheckpointMismatch: it is one of something else: all differences are listed.
         """
-        options = LoadOptions(strict, cast, allow_pickle)
         refuse_torchrl_folder(path)
 
-        def check(source: Source) -> Callable[[], None]:
-            return self.restoring(source.tree, source, options, str(source.path))
+        def check(source: Source) -> Apply:
+            options = LoadOptions(strict, cast, allow_pickle, source, str(source.path))
+            return self.with_state(source.tree, options)
 
         with self._unchanging():
             self._put_in(load(path, check, verify))
         self._latest_checkpoint = Path(path).absolute()
 
-    def _put_in(self, restored: Callable[[], None]) -> None:
-        """Load a checked state in one transaction."""
-        replaced([storage.guard for storage in self._replaced_storages()], restored)
+    def _put_in(self, apply: Apply) -> None:
+        """Put a checked state in, in one transaction."""
+        replaced([storage.guard for storage in self._replaced_storages()], apply)
 
-    def _saved_settings(self) -> dict[str, Any]:
-        return checkpoints.settings(self)
-
-    def _restoring_settings(self, fields: Fields, options: LoadOptions, where: str) -> list[Callable[[], None]]:
-        """Check the settings in a saved tree; the returned functions load them."""
-        return checkpoints.restoring_settings(self, fields, where, options)
-
-    def restoring_batch_size(self, saved: int | None) -> Callable[[], None]:
+    def with_batch_size(self, saved: int | None) -> Apply:
         """Warn of another batch size in a checkpoint; the returned function sets it."""
         size = self._batch_size if saved is None else saved
         if self._batch_size not in (None, size):  # before anything changes: a filter may raise the warning

@@ -36,11 +36,21 @@ from interop.host.threads import finished
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The differences between a checkpoint and its target that a load accepts. See `ReplayBuffer.loads`."""
+    """The differences between a checkpoint and its target that a load accepts. See `ReplayBuffer.loads`.
+
+    Attributes:
+        strict, cast, allow_pickle: as in `ReplayBuffer.loads`.
+        source: the folder whose tree it is; None for a tree in memory.
+        where: what is loaded, for messages.
+        beside: buffers that are loaded before; they load a storage that they share.
+    """
 
     strict: bool = True
     cast: bool = False
     allow_pickle: bool = False
+    source: Source | None = None
+    where: str = "the state of a buffer"
+    beside: tuple[object, ...] = ()
 
 
 EXACT = LoadOptions()

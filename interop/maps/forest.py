@@ -1,13 +1,14 @@
 """A store of rollouts with shared observations, and the trees built from it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tensordict import NestedKey, TensorDictBase, unravel_key
 
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
-from interop.checkpoint.state import as_arrays, as_tensors, described, state_for
+from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions, as_tensors, described, state_for
 from interop.data.arguments import whole
 from interop.host.threads import Lock
 from interop.maps.map import TensorDictMap, TensorMap
@@ -43,7 +44,7 @@ class _Keys:
             ]
 
 
-class MCTSForest:
+class MCTSForest(Component):
     """Stores rollouts by observation and action. `get_tree` returns the tree below an observation.
 
     `data_map` holds the actions and "next" entries of each distinct (observation, action) pair; the last write wins.
@@ -262,17 +263,23 @@ class MCTSForest:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def state(self) -> dict[str, Any]:
+        with self._lock:
+            data_map, nodes = self._written_maps()
+            return {"data_map": data_map.state(), "nodes": nodes.state()}
+
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        fields = Fields(tree, "the state of a forest")
+        with self._lock:
+            data_map, nodes = self._made_maps()
+            put_nodes = nodes.with_state(fields.any("nodes"), options)
+            return self._with_maps(data_map, nodes, put_nodes, data_map.with_state(fields.any("data_map"), options))
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of all rollouts as tensors and plain values, for `torch.load(weights_only=True)`."""
         with self._lock:
             data_map, nodes = self._written_maps()
-            return {"data_map": data_map.state_dict(), "nodes": as_tensors(nodes.saved())}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of a forest with the same configuration. After an error nothing has changed."""
-        fields = Fields(state_dict, where := "the state_dict of a forest")
-        nodes, values = as_arrays(fields.any("nodes"), self), fields.any("data_map")
-        self._restore(nodes, lambda data_map: data_map.load_state_dict(values), where)
+            return {"data_map": data_map.state_dict(), "nodes": as_tensors(nodes.state())}
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save all rollouts to a folder, atomically and flushed to disk. KeyError for an empty forest.
@@ -282,21 +289,36 @@ class MCTSForest:
         with Writing(path) as out, self._lock:
             data_map, nodes = self._written_maps()
             data_map.dumps(out.folder("data_map"))
-            out.write(described(self, nodes.saved()))
+            out.write(described(self, nodes.state()))
 
-    def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
+    def loads(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
         """Load a checkpoint of `dumps` into a forest with the same configuration.
 
         After an error nothing has changed. No code in the folder is executed. FileNotFoundError if there is no checkpoint,
-        `CheckpointCorrupt` for damage, `CheckpointMismatch` for a checkpoint of another object.
+        `CheckpointCorrupt` for damage, `CheckpointMismatch` for a checkpoint of another object. The options are those of
+        `ReplayBuffer.loads`.
         """
+        options = LoadOptions(strict, cast, allow_pickle)
 
-        def use(source: Source) -> None:
-            where, folder = str(source.path), source.folder("data_map")
-            saved = state_for(self, source.tree, where)
-            self._restore(saved, lambda data_map: data_map.loads(folder, verify=verify), where)
+        def use(source: Source) -> Apply:
+            folder = source.folder("data_map")
+            data_map, nodes = self._made_maps()
+            put_nodes = nodes.with_state(state_for(self, source.tree, str(source.path)), options)
+            put_values = partial(
+                data_map.loads, folder, verify=verify, strict=strict, cast=cast, allow_pickle=allow_pickle
+            )
+            return self._with_maps(data_map, nodes, put_nodes, put_values)
 
-        load(path, use, verify)
+        with self._lock:
+            load(path, use, verify)()
 
     def _written_maps(self) -> tuple[TensorDictMap, NodeMap]:
         self._flush()
@@ -304,10 +326,13 @@ class MCTSForest:
             raise KeyError("the forest has no rollouts: call extend first")
         return self._data_map, self._nodes
 
-    def _restore(self, saved: Any, fill: Callable[[TensorDictMap], None], where: str) -> None:
-        with self._lock:
-            data_map, nodes = self._made_maps()
-            put = nodes.restoring(saved, where)
-            fill(data_map)
-            put()
-            self._data_map, self._nodes, self._pending = data_map, nodes, None
+    def _with_maps(self, data_map: TensorDictMap, nodes: NodeMap, put_nodes: Apply, put_values: Apply) -> Apply:
+        """Returns a function that fills both maps, the values first, and uses them."""
+
+        def put() -> None:
+            with self._lock:
+                put_values()
+                put_nodes()
+                self._data_map, self._nodes, self._pending = data_map, nodes, None
+
+        return put

@@ -1,9 +1,11 @@
 """Maps from tensordict keys to values in a storage."""
 
 import abc
+import contextlib
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -12,8 +14,8 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
-from interop.checkpoint.state import described, state_for
-from interop.checkpoint.values import NO_PICKLE, decode, encode
+from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions, described, state_for
+from interop.checkpoint.values import NO_PICKLE, decode, encode, is_encoded
 from interop.host.threads import Lock
 from interop.maps.hashes import DEFAULT_COMPONENTS, RandomProjectionHash, SipHash
 from interop.maps.query import QueryModule
@@ -48,7 +50,7 @@ class TensorMap(abc.ABC):
         return bool(self.contains(key))
 
 
-class TensorDictMap(TensorMap):
+class TensorDictMap(TensorMap, Component):
     """Maps tensordict keys of any batch size, such as [] or [B, T], to values in a storage. O(batch), thread-safe.
 
     A write stores `_index` (the row of the storage) and `_hash` in the tensordict of keys (`query_module.out_keys`). Of
@@ -315,51 +317,89 @@ class TensorDictMap(TensorMap):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def state(self) -> dict[str, Any]:
+        with self._unchanging():
+            return {**self._keys(), "storage": self.storage.state()}
+
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        fields = Fields(tree, "the state of a map")
+        with self._unchanging():
+            put_keys = self._with_keys(fields)
+            return self._with_values(
+                partial(self.storage.guard.replace, self.storage.with_state(fields.any("storage"), options)), put_keys
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of keys and values as tensors and plain values, for `torch.load(weights_only=True)`."""
-        with self._lock:
+        with self._unchanging():
             query, written = copy.deepcopy(self.query_module.state_dict()), torch.from_numpy(self._written >= 0)
             return {"query": query, "written": written, "storage": self.storage.state_dict()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of a map with the same configuration. After an error nothing has changed."""
-        query, written, stored = (state_dict[name] for name in ("query", "written", "storage"))
-        with self._lock:
-            self._restoring(query, written, lambda: self.storage.load_state_dict(stored))()
+    @contextlib.contextmanager
+    def _unchanging(self) -> Iterator[None]:
+        with self._lock, self.storage.locked():
+            yield
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save keys and values to a folder, atomically and flushed to disk. `write_fn` and `collate_fn` are not saved."""
         with Writing(path) as out, self._lock:
             if self._count:  # an uninitialized storage cannot be saved
                 self.storage.dumps(out.folder("storage"))
-            query = encode(dict(self.query_module.state_dict()), "the query module", remedy=NO_PICKLE)
-            out.write(described(self, {"query": query, "written": self._written >= 0}))
+            out.write(described(self, self._keys()))
 
-    def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
+    def _keys(self) -> dict[str, Any]:
+        """The part of the state that is not in the storage."""
+        query = encode(dict(self.query_module.state_dict()), "the query module", remedy=NO_PICKLE)
+        return {"query": query, "written": self._written >= 0}
+
+    def loads(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
         """Load a checkpoint of `dumps` into a map with the same configuration. After an error nothing has changed.
 
         FileNotFoundError if there is none, `CheckpointCorrupt` for damage, `CheckpointMismatch` for one of another object.
+        The options are those of `ReplayBuffer.loads`.
         """
+        how = {"strict": strict, "cast": cast, "allow_pickle": allow_pickle}
 
-        def use(source: Source) -> Callable[[], None]:
+        def use(source: Source) -> Apply:
             fields = Fields(state_for(self, source.tree, str(source.path)), str(source.path))
-            query = decode(fields.any("query"), where=f"{source.path}, query module")
-            written = torch.from_numpy(np.array(fields.array("written", np.bool_, (None,))))
-            folder = source.folder("storage") if written.any() else None
-            fill = (lambda: self.storage.loads(folder, verify=verify)) if folder else self.storage.empty
-            return self._restoring(query, written, fill)
+            put_values: Apply = self.storage.empty
+            if np.asarray(fields.array("written", np.bool_, (None,))).any():
+                put_values = partial(self.storage.loads, source.folder("storage"), verify=verify, **how)
+            return self._with_values(put_values, self._with_keys(fields))
 
-        with self._lock:
+        with self._unchanging():
             load(path, use, verify)()
 
-    def _restoring(self, query: Mapping[str, Any], written: Tensor, fill: Callable[[], None]) -> Callable[[], None]:
-        """Check the state of a query module. Returns a function that commits it after `fill` has loaded the values."""
+    def _with_keys(self, fields: Fields) -> Apply:
+        """Check the keys of a state; the returned function puts them in."""
+        query, written = fields.any("query"), fields.any("written")
+        if is_encoded(query):
+            query = decode(query, where=f"{fields.where}, query module")
+        flags = written if isinstance(written, Tensor) else fields.array("written", np.bool_, (None,))
+        rows = np.array(np.asarray(flags), np.int64) - 1
         copy.deepcopy(self.query_module).load_state_dict(query)
 
         def put() -> None:
-            fill()
             self.query_module.load_state_dict(query)
-            self._written, self._count = written.numpy().astype(np.int64) - 1, int(written.sum())
+            self._written, self._count = rows, int((rows == 0).sum())
+
+        return put
+
+    def _with_values(self, put_values: Apply, put_keys: Apply) -> Apply:
+        """A function that puts in the values, and then the keys."""
+
+        def put() -> None:
+            with self._unchanging():
+                put_values()
+                put_keys()
 
         return put
 

@@ -9,6 +9,7 @@ from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictB
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
+from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_arrays
 from interop.maps.kinds import Kinds, kinds_of
 from interop.maps.map import TensorMap
 from interop.maps.table import row_bytes
@@ -144,8 +145,8 @@ class NodeMap(TensorMap):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def saved(self) -> dict[str, Any]:
-        """The state of the graph as plain values and arrays."""
+    def state(self) -> dict[str, Any]:
+        """The graph as plain values and arrays."""
         keys = np.frombuffer(b"".join(self._numbers), np.uint8).reshape(len(self._numbers), -1 if self._numbers else 0)
         pairs = [(node, row) for node, rows in enumerate(self._rows) for row in rows]
         return {
@@ -156,9 +157,10 @@ class NodeMap(TensorMap):
             "kinds": [{"dtype": dtype, "shape": shape} for dtype, shape in self._kinds or ()],
         }
 
-    def restoring(self, saved: Any, where: str) -> Callable[[], None]:
-        """Check a result of `saved`. Returns a function that commits it, and cannot fail."""
-        fields = Fields(saved, where)
+    def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
+        """Check a result of `state`. The returned function puts it in, and cannot fail."""
+        where = "the graph of a forest"
+        fields = Fields(as_arrays(tree, self), where)
         made = NodeMap(self.in_keys, self._identify)
         keys = _as_bytes(np.ascontiguousarray(fields.array("keys", np.uint8, (None, None))))
         made._numbers = {key: number for number, key in enumerate(keys)}

@@ -150,11 +150,13 @@ class LazyFrameStorage(TensorStorage):
         return put
 
     def state_dict(self) -> dict[str, Any]:
-        with self.lock.held():
-            saved = {
-                name: value.arrays if isinstance(value, Columns) else value for name, value in self.state().items()
-            }
-            return {"_storage": as_tensors(saved), "initialized": self.initialized, "_len": len(self)}
+        with self._unchanging():
+            tree = self.state()
+            known = {"layout", "ring", "scheme", *(() if self.table.rows is None else self._frames().used())}
+            added = {name: value for name, value in tree.items() if name not in known}  # by a class of the user's
+            parts = {name: value.arrays if isinstance(value, Columns) else value for name, value in tree.items()}
+            state = {"_storage": as_tensors(parts), "initialized": self.initialized, "_len": len(self)}
+            return {**state, **as_tensors(added)}
 
     def __repr__(self) -> str:
         names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._keys.observations)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
 from interop.checkpoint.plain_values import opened, plain
-from interop.checkpoint.state import EXACT, Apply, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_tensors, defined_outside
 from interop.checkpoint.values import load_items, save_items
 from interop.data.index import as_int, as_list
 from interop.data.layout import Layout
@@ -235,7 +235,11 @@ class ListStorage(Storage):
         """
         with self._unchanging():
             items = [plain(held, f"item {place}") for place, held in enumerate(self._held())]
-            return {"_storage": items, "_ring": self._ring()}
+            added = {}
+            if defined_outside(self, "state"):
+                known = {"storage", "items", *self._setting(), *self._ring()}
+                added = as_tensors({name: value for name, value in self.state().items() if name not in known})
+            return {"_storage": items, "_ring": self._ring(), **added}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Store copies of the items of a `state_dict`. After an error nothing has changed.

@@ -1,13 +1,17 @@
 """Samplers, writers and storages that users write: when they are called, what is saved of them, what is refused."""
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
+from fbuf.checkpoint import CheckpointMismatch
 from interop import (
     ConsumingSampler,
     HERReplayBuffer,
+    LazyFrameStorage,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     LinearScheduler,
     ListStorage,
@@ -21,8 +25,10 @@ from interop import (
     SamplerEnsemble,
     Storage,
     StorageEnsemble,
+    TensorDictReplayBuffer,
     Writer,
 )
+from interop.checkpoint.state import LoadOptions
 from tests.interop.rows import KINDS, check_same, plain_tensor
 
 
@@ -316,6 +322,54 @@ def test_a_class_with_one_of_the_two_methods_needs_the_other(kind, half, tmp_pat
     for save in ways_to_save(component, tmp_path)[-2:]:
         with pytest.raises(NotImplementedError, match=f"Own has .*: define {other}$"):
             save()
+
+
+@pytest.mark.parametrize(
+    "base", [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage, LazyFrameStorage]
+)
+def test_a_storage_extends_its_state(base, tmp_path):
+    class Named(base):
+        name = "none"
+        numbers = np.zeros(0)
+
+        def state(self):
+            return {**super().state(), "name": self.name, "numbers": self.numbers}
+
+        def with_state(self, tree, options):
+            put_items = super().with_state(tree, options)
+            name, numbers = tree["name"], np.asarray(tree["numbers"])
+            if name == "refused":
+                raise CheckpointMismatch("another name")
+
+            def put():
+                put_items()
+                self.name, self.numbers = name, numbers
+
+            return put
+
+    def made():
+        arguments = {"obs_key": "observation", "stack": 1, "stack_dim": 0} if base is LazyFrameStorage else {}
+        return TensorDictReplayBuffer(storage=Named(8, **arguments), batch_size=2)
+
+    one = made()
+    data = TensorDict({"observation": torch.zeros(4, 1, 3, dtype=torch.uint8), "episode": torch.arange(4)}, [4])
+    one.extend(data.set("next", data.select("observation").set("done", torch.ones(4, 1, dtype=torch.bool))))
+    one.storage.name, one.storage.numbers = "one", np.arange(3.0)
+    one.dumps(tmp_path / "saved")
+    saved = one.state_dict()
+    for load in (
+        lambda other: other.loads(tmp_path / "saved"),
+        lambda other: other.load_state_dict(saved),
+        lambda other: other.storage.load_state_dict(saved["_storage"]),
+        lambda other: other.storage.with_state(one.storage.state(), LoadOptions())(),
+    ):
+        other = made()
+        load(other)
+        assert len(other) == 4 and other.storage.name == "one" and other.storage.numbers.tolist() == [0, 1, 2]
+    saved["_storage"]["name"] = "refused"
+    with pytest.raises(CheckpointMismatch, match="another name"):
+        other.load_state_dict(saved)
+    assert other.storage.name == "one"
 
 
 # ------------------------------------------------------------------ components of another library

@@ -5,14 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch
 from interop import (
+    LazyStackStorage,
     LazyTensorStorage,
     PrioritizedSampler,
+    ReplayBufferEnsemble,
     SamplerEnsemble,
     SamplerWithoutReplacement,
     StalenessAwareSampler,
+    TensorDictReplayBuffer,
 )
 from interop.transforms.chain import Compose
 from tests.interop.checkpoint.resuming import go_on, joined
@@ -192,3 +196,29 @@ def test_the_state_of_transforms_is_that_of_their_modules() -> None:
     with pytest.raises(CheckpointMismatch, match=r"of shape \[1\], here .* of shape \[3\]"):
         Compose(lambda data: data, wide, Counted(1.0)).with_state(saved)
     assert repr(other.state_dict()) == before
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyStackStorage])
+@pytest.mark.parametrize("in_ensemble", [False, True])
+def test_a_buffer_goes_on_from_a_state_in_memory(kind: Any, in_ensemble: bool) -> None:
+    def made() -> Any:
+        members = []
+        for _ in range(2 if in_ensemble else 1):
+            storage, sampler = kind(8), PrioritizedSampler(8, 0.5, 0.4)
+            members.append(TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4))
+            members[-1].set_rng(torch.Generator())
+        if not in_ensemble:
+            return members[0]
+        return ReplayBufferEnsemble(*members, batch_size=4, generator=torch.Generator())
+
+    one, other = made(), made()
+    for buffer in one.members if in_ensemble else [one]:
+        buffer.extend(TensorDict({"x": torch.arange(11)}, [11]))
+        buffer.sampler.update_priority([1, 3], [5.0, 7.0])
+    put = other.with_state(one.state())
+    assert not any(map(len, other.members if in_ensemble else [other]))
+    put()
+    assert all((one.sample() == other.sample()).all() for _ in range(3))
+    with pytest.raises(CheckpointError):
+        other.with_state({**one.state(), "sampler": {"class": "RandomSampler", "state": {}}})
+    assert (one.sample() == other.sample()).all()

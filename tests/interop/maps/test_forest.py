@@ -349,8 +349,16 @@ def by_state(forest, tmp_path):
     return made
 
 
+def in_memory(forest, tmp_path):
+    made = small()
+    put = made.with_state(forest.state())
+    assert not same(forest, made)
+    put()
+    return made
+
+
 @pytest.mark.parametrize(
-    "way", [by_folder, by_state, lambda f, _: copy.deepcopy(f), lambda f, _: pickle.loads(pickle.dumps(f))]
+    "way", [by_folder, by_state, in_memory, lambda f, _: copy.deepcopy(f), lambda f, _: pickle.loads(pickle.dumps(f))]
 )
 def test_what_was_saved_goes_on_identically(way, tmp_path):
     forest = small()
@@ -359,7 +367,7 @@ def test_what_was_saved_goes_on_identically(way, tmp_path):
     for each in (forest, made):
         each.extend(rollout([123, 66, 0], [8, 8]))
     assert same(forest, made)
-    assert np.array_equal(forest.node_map.saved()["pairs"], made.node_map.saved()["pairs"])
+    assert np.array_equal(forest.node_map.state()["pairs"], made.node_map.state()["pairs"])
 
 
 def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path):

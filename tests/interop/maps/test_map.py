@@ -211,7 +211,7 @@ def test_a_map_for_a_pair_of_tensordicts():
 
 
 @pytest.mark.parametrize("storage", SAVED)
-@pytest.mark.parametrize("by", ["dumps", "state_dict"])
+@pytest.mark.parametrize("by", ["dumps", "state_dict", "state"])
 def test_a_checkpoint_restores_a_map(storage, by, tmp_path):
     held, other = a_map(storage), a_map(storage)
     held[keys_of([1, 2])] = values_of([1, 2])
@@ -221,6 +221,8 @@ def test_a_checkpoint_restores_a_map(storage, by, tmp_path):
         if by == "dumps":
             held.dumps(tmp_path / "map")
             other.loads(tmp_path / "map")
+        elif by == "state":
+            other.with_state(held.state())()
         else:
             other.load_state_dict(held.state_dict())
 
