@@ -467,7 +467,7 @@ class ReplayBuffer(Sampled):
             writer.note(stored, index)
         if many and self._moves_slots:  # last: it would wait for the device, had the samplers to read them
             device = getattr(stored, "device", None)
-            return bridge.placed(index, device) if device is not None and device.type != "cpu" else index
+            return bridge.placed(index, device) if isinstance(device, torch.device) and device.type != "cpu" else index
         return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
