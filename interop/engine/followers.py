@@ -77,6 +77,11 @@ class Followers:
         """The followers that are buffers: those with a sampler."""
         return [each for each in self.all() if hasattr(each, "sampler")]
 
+    def drop_prefetched(self) -> None:
+        """Have the buffers drop the batches that they have drawn ahead."""
+        for buffer in self.buffers():
+            buffer.drop_prefetched()
+
     def report(self, storage: Followed, before: Counts) -> None:
         """Call `mark_update` of the buffers for all rows written since the counts were `before`.
 
@@ -86,7 +91,8 @@ class Followers:
         if counts_of(storage) == before:
             return
         written, _, _, length = before
-        capacity, ring = storage.row_capacity(None), storage.ring
+        capacity = storage.row_capacity(None)
+        ring = storage.ring
         count = min(ring.written - written, capacity)
         rows = torch.arange(ring.cursor - count, ring.cursor, device="cpu") % max(capacity, 1)
         rows = rows[rows < storage.filled_rows]

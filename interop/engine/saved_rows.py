@@ -37,10 +37,13 @@ class SavedRing:
     @classmethod
     def parsed(cls, fields: Fields) -> "SavedRing":
         """A saved ring. CheckpointCorrupt for one that cannot be."""
-        ndim, capacity, lanes = fields.whole("ndim", 1, 64), fields.whole("capacity", 1), fields.wholes("lanes")
+        ndim = fields.whole("ndim", 1, 64)
+        capacity = fields.whole("capacity", 1)
+        lanes = fields.wholes("lanes")
         if len(lanes) != ndim - 1:
             raise fields.wrong("lanes", f"{ndim - 1} sizes", list(lanes))
-        filled, end = fields.whole("filled", 0, capacity), fields.whole("end", 0, capacity)
+        filled = fields.whole("filled", 0, capacity)
+        end = fields.whole("end", 0, capacity)
         return cls(ndim, lanes, capacity, filled, fields.whole("written"), end)
 
 
@@ -61,7 +64,8 @@ def state(table: Table) -> dict[str, Any]:
 
     Varied entries are spans in "values", their bytes without gaps.
     """
-    rows, layout = table.rows, table.layout
+    rows = table.rows
+    layout = table.layout
     if rows is None or layout is None:
         return {"layout": None}
     columns = [as_array(leaf) for leaf in rows.at(table.ring.size, slice(None))]
@@ -96,7 +100,8 @@ def _with_rows(table: Table, tree: object, options: LoadOptions) -> Apply:
         return table.emptied
     if "scheme" in fields:
         raise CheckpointMismatch(f"{where}: it is the state of a LazyFrameStorage")
-    layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
+    layout = layout_of(fields.any("layout"), where)
+    ring = SavedRing.parsed(fields.fields("ring"))
     columns = fields.any("columns")
     specs = None
     if isinstance(columns, Columns | StoredColumns):
@@ -168,8 +173,10 @@ def with_rows(
     differences = _differences(table, held, layout, ring, options)
     if differences:
         raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
-    target, rows = layout if held is None else held, None
-    place, lead = table.place, (ring.capacity, *ring.lanes)
+    target = layout if held is None else held
+    rows = None
+    place = table.place
+    lead = (ring.capacity, *ring.lanes)
     device = place.device
     try:
         if fresh:
@@ -192,7 +199,8 @@ def _differences(table: Table, held: Layout | None, saved: Layout, ring: SavedRi
     """The differences between saved rows and a storage with items of the layout `held`, or without items."""
     if table.ndim != ring.ndim:
         return [f"it has ndim={ring.ndim}, the storage ndim={table.ndim}"]
-    found, rows = [], table.rows_for(ring.lanes)
+    found = []
+    rows = table.rows_for(ring.lanes)
     if rows != ring.capacity:
         found.append(
             f"it has a capacity of {ring.capacity} rows, the storage of {rows}: build it with the same max_size"
@@ -206,7 +214,8 @@ def _differences(table: Table, held: Layout | None, saved: Layout, ring: SavedRi
         found += [f"{spec.name} is only in the checkpoint" for path, spec in theirs.items() if path not in ours]
         found += [f"{spec.name} is only in the storage" for path, spec in ours.items() if path not in theirs]
     for path in ours.keys() & theirs.keys():
-        one, other = theirs[path], ours[path]
+        one = theirs[path]
+        other = ours[path]
         if one.shape != other.shape:
             found.append(f"{one.name} has shape {list(one.shape)}, in the storage {list(other.shape)}")
         if one.dtype != other.dtype and not options.cast:
@@ -265,7 +274,8 @@ def _leaf(spec: LeafSpec, array: np.ndarray | None, dtype: torch.dtype | None, r
 def _check_spans(spans: Sequence[np.ndarray], size: int, where: str) -> None:
     """CheckpointCorrupt for spans that do not lie within so many bytes."""
     for each in spans:
-        starts, lengths = each[..., 0], each[..., 1] >> 2
+        starts = each[..., 0]
+        lengths = each[..., 1] >> 2
         if ((starts < 0) | (lengths < 0) | (starts > size) | (lengths > size - starts)).any():
             raise CheckpointCorrupt(f"{where}: text or ragged rows lie outside of what was saved")
 
@@ -281,7 +291,8 @@ class LoadedRows:
     ring: SavedRing
 
     def __call__(self) -> None:
-        table, ring = self.table, self.ring
+        table = self.table
+        ring = self.ring
         if table.guard.journal.active:
             self._keep()
         else:
@@ -295,7 +306,9 @@ class LoadedRows:
 
     def _keep(self) -> None:
         """Log the stored rows: a kill rolls back to them. If the log is too small, a kill leaves the storage empty."""
-        table, journal, stored = self.table, self.table.guard.journal, self.table.ring.size
+        table = self.table
+        journal = self.table.guard.journal
+        stored = self.table.ring.size
         if journal.fits(stored):
             journal.reserve(stored)
             journal.save(range(stored))
@@ -348,7 +361,8 @@ def _with_state_dict(table: Table, state: Any, options: LoadOptions) -> Apply:
     if "_layout" not in state:  # all rows, filled or not
         data = _opened(content, table.ndim, where)
         rows, *lanes = data.shape[: table.ndim]
-        per_row, capacity = math.prod(lanes), table.rows_for(tuple(lanes))
+        per_row = math.prod(lanes)
+        capacity = table.rows_for(tuple(lanes))
         filled = fields.whole("_len", 0, rows * per_row) // max(per_row, 1)
         ring = {"ndim": table.ndim, "lanes": lanes, "capacity": capacity, "filled": filled}
         return with_data(table, data[:filled], {**ring, "written": filled, "end": filled % capacity}, options)

@@ -32,6 +32,7 @@ from interop.data.layout import Layout, LeafSpec, stack_items
 from interop.data.layout import Path as KeyPath
 from interop.data.packed import PackedValues
 from interop.engine import plans
+from interop.engine.followers import Followers
 from interop.engine.guard import Guard
 from interop.engine.places.place import Place
 from interop.host.device_rows import JaxRows
@@ -56,6 +57,7 @@ class Table:
         ndim: how many leading dims count as items: 1 for rows, 2 for [rows, lanes].
         ring: the counters.
         guard: the lock and the transactions.
+        followers: drop prefetched batches where keys are added, which these lack.
         kind: what holds the table, for messages: the name of a class.
         is_local: whether the counters belong to one process.
         fill: by path, the values of stored rows under keys that come with a later batch.
@@ -76,6 +78,7 @@ class Table:
         ndim: int,
         ring: Ring,
         guard: Guard,
+        followers: Followers,
         kind: str,
         *,
         is_local: bool = False,
@@ -85,7 +88,9 @@ class Table:
         self.place = place
         self.max_items = max_items
         self.ndim = ndim
-        self.ring, self.guard = ring, guard
+        self.ring = ring
+        self.guard = guard
+        self.followers = followers
         self.kind = kind
         self.is_local = is_local
         self.fill = fill or {}
@@ -171,7 +176,8 @@ class Table:
     def lanes_of(self, data: object, batch: bool) -> tuple[int, ...]:
         """The lanes of the data of a first write: a batch of rows, a list of rows, or one row."""
         if isinstance(data, list) and data:
-            data, batch = data[0], False
+            data = data[0]
+            batch = False
         if self.ndim == 1:
             return ()
         shape = some(Layout.of(data, 0).flatten(data, 0))[0].shape
@@ -191,7 +197,8 @@ class Table:
 
     def values_for(self, layout: Layout) -> PackedValues | None:
         """The memory of text and ragged rows for items of this layout."""
-        folder, values = self.place.values_folder(), layout.values
+        folder = self.place.values_folder()
+        values = layout.values
         if not layout.varied or (values is not None and values.folder == folder):
             return values
         return PackedValues(folder)
@@ -310,7 +317,8 @@ class Table:
             added = wider.places.keys() - layout.places.keys()
             if not added or not (has_all_rows or (self.fill and added <= self.fill.keys() - wider.varied.keys())):
                 raise
-            layout, leaves = wider, wider.flatten(data, dims)
+            layout = wider
+            leaves = wider.flatten(data, dims)
         shape = tuple(leaves[0].shape[:dims])
         if lead is not None and shape != lead:
             raise RuntimeError(f"the index names places of shape {lead}, data has {shape}; nothing was written")
@@ -347,7 +355,8 @@ class Table:
                 memory.reserve(count)
                 kept = layout.keeping(self.values_for(layout))
                 if kept is not layout:  # its folder exists now
-                    layout, leaves = kept, kept.flatten(data, dims)
+                    layout = kept
+                    leaves = kept.flatten(data, dims)
                 self.adopt(layout, memory)
         except Exception:
             place.device = asked  # the next data may be on another device, with more memory
@@ -373,7 +382,9 @@ class Table:
 
         RuntimeError if other processes have the rows, or the place takes rows in order only.
         """
-        before, rows, journal = self.layout, self.own_rows(), self.guard.journal
+        before = self.layout
+        rows = self.own_rows()
+        journal = self.guard.journal
         assert before is not None
         self.refuse_edit(())
         size = sum(share.bytes or 0 for share in plans.arrays("", layout.leaves, (self.per_row,), ""))
@@ -401,6 +412,7 @@ class Table:
             if journal.is_wanted:
                 self.record_rows()
             self.ring.edited(slice(None))
+            self.followers.drop_prefetched()
 
     def _filling(self, spec: LeafSpec) -> Tensor:
         """The values of stored rows under a new key."""
@@ -424,7 +436,10 @@ class Table:
         if leaves[0].shape[0] != count:
             raise RuntimeError(f"{count} places for {leaves[0].shape[0]} rows; nothing was written")
         self._refuse(range(start, start + count), leaves, True, is_new)
-        journal, capacity, rows, ring = self.guard.journal, self.row_count, self.own_rows(), self.ring
+        journal = self.guard.journal
+        capacity = self.row_count
+        rows = self.own_rows()
+        ring = self.ring
         with journal.part():
             if journal.memory is None:
                 ring.wrote_run(start, count, capacity)  # first: an interrupted write may have changed rows
@@ -439,15 +454,19 @@ class Table:
 
     def _write_recorded(self, start: int, index: Tensor, leaves: Sequence[Tensor], advance: Advance) -> None:
         """Write rows over stored ones, which are saved first, in as many transactions as the record needs."""
-        journal, capacity, count = self.guard.journal, self.row_count, index.shape[0]
+        journal = self.guard.journal
+        capacity = self.row_count
+        count = index.shape[0]
         done = 0
         while True:
-            stored, stop = self.ring.size, count
+            stored = self.ring.size
+            stop = count
             first = max(done, count - capacity)  # of the rows before it nothing stays
             row = (start + first) % capacity
             over = _around(row, stop - first, capacity, stored)
             if not journal.fits(sum(map(len, over))):  # in order then: a part leaves what as many rows alone would
-                first, row = done, (start + done) % capacity
+                first = done
+                row = (start + done) % capacity
                 stop = min(count, done + min(journal.most, capacity))
                 over = _around(row, stop - done, capacity, stored)
             journal.reserve(sum(map(len, over)))
@@ -466,7 +485,8 @@ class Table:
         self, start: int, moved: int, row: int, count: int, over: Sequence[range], leaves: Sequence[Tensor]
     ) -> None:
         """Save the rows `over`, then write `count` rows from `row` on: the last of `moved` rows from `start` on."""
-        capacity, ring = self.row_count, self.ring
+        capacity = self.row_count
+        ring = self.ring
         for rows in over:
             self.guard.journal.save(rows)
         ring.wrote_run(start, moved, capacity)
@@ -514,7 +534,10 @@ class Table:
     ) -> None:
         """Write leaves at resolved places. With `reached` the length grows to it."""
         self._refuse(places, leaves, reached is not None, is_new)
-        journal, rows, stored, ring = self.guard.journal, self.own_rows(), self.ring.size, self.ring
+        journal = self.guard.journal
+        rows = self.own_rows()
+        stored = self.ring.size
+        ring = self.ring
         row = places[0] if isinstance(places, tuple) else places
         with journal.part():
             if reached is None:
@@ -536,7 +559,8 @@ class Table:
 
     def _write_in_parts(self, places: object, leaves: Sequence[Tensor], stored: int) -> None:
         """Write at places of more rows than fit into the record, in several transactions."""
-        journal, rows = self.guard.journal, self.own_rows()
+        journal = self.guard.journal
+        rows = self.own_rows()
         leaves = rows.apart(leaves)
         slots, last, lanes = last_of_equal(places, rows.lanes)
         row_of = slots // math.prod(lanes)
@@ -600,7 +624,8 @@ class Table:
         RuntimeError if an entry named in `given` cannot be written in place.
         """
         self.refuse_edit(())
-        rows, layout = self.rows, self.layout
+        rows = self.rows
+        layout = self.layout
         if rows is None or layout is None:
             return None
         if (self.packs or rows.fixed) and (isinstance(given, Mapping) or is_tensor_collection(given)):
@@ -630,7 +655,10 @@ class Table:
 
     def _reclaim(self, values: PackedValues) -> None:
         """Free segments of text and ragged rows that no row uses, and move the rows out of segments that few rows use."""
-        layout, rows, stored, spans = self.layout, self.own_rows(), self.ring.size, self.spans()
+        layout = self.layout
+        rows = self.own_rows()
+        stored = self.ring.size
+        spans = self.spans()
         assert layout is not None
         sparse = values.reclaim([of_entry.reshape(-1, 2) for of_entry in spans.values()])
         if not sparse.size:
@@ -651,7 +679,8 @@ class Table:
 
         Views for ints and slices, copies for arrays and masks. RuntimeError before the first write, IndexError out of range.
         """
-        rows, stored = self.own_rows(), (self.ring.size, *self.lanes)
+        rows = self.own_rows()
+        stored = (self.ring.size, *self.lanes)
         if isinstance(index, tuple):
             index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
             if self.ndim > 1 and len(index) == self.ndim and all(map(_is_long, index)):
@@ -681,7 +710,8 @@ class Table:
 
     def read_slots(self, slots: Tensor) -> tuple[list[Tensor], tuple[int, ...]]:
         """Copies of the leaves of items at flat slots, which are not checked, and their shape."""
-        rows, shape = self.own_rows(), tuple(slots.shape)
+        rows = self.own_rows()
+        shape = tuple(slots.shape)
         leaves = rows.read(slots if len(shape) == 1 else slots.reshape(-1))
         if len(shape) != 1:
             leaves = [leaf.reshape((*shape, *leaf.shape[1:])) for leaf in leaves]
@@ -704,7 +734,9 @@ class Table:
 
         KeyError for an entry that is not stored, TypeError for text and ragged rows.
         """
-        rows, layout, name = self.own_rows(), self.layout, path if len(path) > 1 else path[0]
+        rows = self.own_rows()
+        layout = self.layout
+        name = path if len(path) > 1 else path[0]
         assert layout is not None
         if path not in layout.places:
             stored = ", ".join(spec.name for spec in layout.leaves)
@@ -715,7 +747,9 @@ class Table:
 
     def host_columns(self, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
         """NumPy views of entries, [items, ...] each, None for an entry that is not stored; None if one has no view."""
-        rows, layout, dims = self.own_rows(), self.layout, self.ndim
+        rows = self.own_rows()
+        layout = self.layout
+        dims = self.ndim
         assert layout is not None
         columns: list[np.ndarray | None] = []
         for path in paths:
@@ -771,7 +805,8 @@ class Table:
 
     def state_for_copy(self) -> dict[str, object]:
         """What a copy needs, which has memory of its own."""
-        tensors, layout = None, self.layout
+        tensors = None
+        layout = self.layout
         if self.rows is not None:
             tensors = self.rows.copies(self.ring.size)
             if layout is not None and layout.values is not None:
@@ -781,16 +816,21 @@ class Table:
 
     def _plain_state(self) -> dict[str, object]:
         state = {**self.__dict__}
-        del state["rows"], state["ring"], state["guard"]
+        del state["rows"], state["ring"], state["guard"], state["followers"]
         return state
 
     @classmethod
-    def of_state(cls, state: dict[str, object], ring: Ring, guard: Guard, owner: object) -> "Table":
-        """The table of a state, with the counters and the guard of the new storage, which owns it."""
+    def of_state(
+        cls, state: dict[str, object], ring: Ring, guard: Guard, followers: Followers, owner: object
+    ) -> "Table":
+        """The table of a state, with the counters, the guard and the followers of the new storage, which owns it."""
         table = cls.__new__(cls)
         tensors: Any = state.pop("_tensors")
         table.__dict__.update(state)
-        table.ring, table.guard, table.rows = ring, guard, None
+        table.ring = ring
+        table.guard = guard
+        table.followers = followers
+        table.rows = None
         table.place = table.place.attached(guard, ring, owner)
         if tensors is not None:
             assert table.layout is not None

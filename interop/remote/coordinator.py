@@ -7,7 +7,7 @@ import numpy as np
 
 from interop.remote.epochs import BatchPlan, EpochPlan
 from interop.remote.wire import Wire
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 
 
 class Coordinator:
@@ -24,7 +24,7 @@ class Coordinator:
         self._changes: list[tuple[str, Wire]] = []
         self._token, self._until, self._held = "", 0.0, set[int]()
 
-    def plan(self, shares: list[Share], units: int, key: np.ndarray) -> BatchPlan:
+    def plan(self, shares: list[ShardContents], units: int, key: np.ndarray) -> BatchPlan:
         """Plan the next batch without replacement; see `EpochPlan`."""
         return self._epochs.plan(shares, units, key)
 

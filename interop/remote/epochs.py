@@ -7,14 +7,14 @@ import numpy as np
 
 from interop.host.epochs import Epoch
 from interop.remote.shares import masses_of
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 
 
 class Planned(NamedTuple):
     """The units that one shard draws for a batch."""
 
     positions: np.ndarray  # int64: unit numbers, at the time of planning
-    version: int  # `Share.version` at the time of planning
+    version: int  # `ShardContents.version` at the time of planning
 
 
 class BatchPlan(NamedTuple):
@@ -28,16 +28,16 @@ class BatchPlan(NamedTuple):
 class EpochPlan:
     """Plans batches without replacement: every unit of all shards once per epoch. One process plans for all clients.
 
-    The rules are those of `SamplerWithoutReplacement`. A new epoch begins when the number of units or the `Share.version`
-    of a shard changes. Shards may draw the parts of several batches in any order. A plan costs O(units of the batch +
-    shards), and four bytes per unit of all shards. Not thread-safe.
+    The rules are those of `SamplerWithoutReplacement`. A new epoch begins when the number of units or the
+    `ShardContents.version` of a shard changes. Shards may draw the parts of several batches in any order. A plan costs
+    O(units of the batch + shards), and four bytes per unit of all shards. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._epoch = Epoch()
         self._known: list[tuple[float, int]] = []  # (units, version) by shard
 
-    def plan(self, shares: Sequence[Share], units: int, key: np.ndarray) -> BatchPlan:
+    def plan(self, shares: Sequence[ShardContents], units: int, key: np.ndarray) -> BatchPlan:
         """Plan the next batch.
 
         Args:

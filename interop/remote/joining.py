@@ -13,7 +13,7 @@ from interop.buffers.tensordict_buffer import include
 from interop.data import randomness
 from interop.data.pytrees import row_of
 from interop.remote.shares import rescale
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 
 Places = Sequence[np.ndarray]  # positions of each part's rows in the joined value
 _WEIGHT, _MASK = "priority_weight", ("collector", "mask")
@@ -25,12 +25,14 @@ class Drawn:
 
     data: Any
     info: dict[Any, Any]
-    share: Share  # at the time of the draw
+    share: ShardContents  # at the time of the draw
     lengths: np.ndarray  # int64 [units]: consecutive rows of each unit
     includes: bool  # whether samples include the info; `data` excludes it
 
 
-def joined(allotted: Sequence[Share], drawn: Sequence[Drawn | None], key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+def joined(
+    allotted: Sequence[ShardContents], drawn: Sequence[Drawn | None], key: np.ndarray
+) -> tuple[Any, dict[Any, Any]]:
     """Join parts to one batch and its info, with the importance weights of a single buffer with all rows.
 
     Units come in random order; without `shuffle`, in shard order. Each row is copied once, and a batch from a single

@@ -16,7 +16,7 @@ from interop.remote.joining import Drawn
 from interop.remote.places import to_global
 from interop.samplers import PrioritizedSampler, SamplerWithoutReplacement, SliceSampler
 from interop.samplers.drawing import names_slots
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from interop.shared.storage_lock import locked
 
 READS = frozenset(
@@ -64,12 +64,12 @@ class Shard:
         self._lock = threading.Lock()  # held by writes, draws and `hold`, which another thread releases
         self._held = False
 
-    def share(self, batch_size: int) -> Share:
+    def share(self, batch_size: int) -> ShardContents:
         """The share of this shard in batches of this size. TypeError for a custom sampler."""
         with self._lock, locked(self.buffer):
             return self._share(batch_size)
 
-    def _share(self, batch_size: int) -> Share:
+    def _share(self, batch_size: int) -> ShardContents:
         sampler = self.buffer.sampler
         share = sampler.share(self.buffer.storage, batch_size)
         if not names_slots(sampler):
@@ -107,7 +107,7 @@ class Shard:
 
     @property
     def highest(self) -> float | None:
-        """The current `Share.highest`. Does not wait for writes or draws."""
+        """The current `ShardContents.highest`. Does not wait for writes or draws."""
         sampler = self.buffer.sampler
         return sampler.highest if isinstance(sampler, PrioritizedSampler) else None
 
@@ -115,8 +115,8 @@ class Shard:
         """Raise the priority of future items to at least this value; None does nothing.
 
         A single buffer gives new items the highest priority of all items. Shards approximate this: each call of a client
-        passes the highest `Share.highest` of its earlier replies. Updates that the client has not seen only count in their
-        own shard.
+        passes the highest `ShardContents.highest` of its earlier replies. Updates that the client has not seen only count
+        in their own shard.
         """
         if priority is not None:
             with self._lock:
@@ -157,7 +157,7 @@ class Shard:
         self._lock.release()
 
 
-def _positions(share: Share, units: int, key: np.ndarray, planned: Planned) -> np.ndarray:
+def _positions(share: ShardContents, units: int, key: np.ndarray, planned: Planned) -> np.ndarray:
     """The planned positions. If the shard was written to since, as many random units of its current ones."""
     size = int(share.mass)
     if share.version == planned.version and planned.positions.max() < size:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from interop.data import randomness
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 
 
 def subkeys(key: np.ndarray, count: int) -> np.ndarray:
@@ -13,7 +13,7 @@ def subkeys(key: np.ndarray, count: int) -> np.ndarray:
     return randomness.generator_of(key).integers(2**32, size=(count, 2), dtype=np.uint32)
 
 
-def masses_of(shares: Sequence[Share]) -> np.ndarray:
+def masses_of(shares: Sequence[ShardContents]) -> np.ndarray:
     """The sampling mass of each shard, float64 [shards]. RuntimeError if all are zero."""
     masses = np.array([share.mass for share in shares], np.float64)
     if masses.any():
@@ -25,7 +25,7 @@ def masses_of(shares: Sequence[Share]) -> np.ndarray:
     raise RuntimeError("non-positive p_sum: every stored priority is zero. Give a positive priority, or use eps > 0")
 
 
-def allot(shares: Sequence[Share], units: int, key: np.ndarray) -> np.ndarray:
+def allot(shares: Sequence[ShardContents], units: int, key: np.ndarray) -> np.ndarray:
     """Draw the number of units of each shard: multinomial over their masses, int64 [shards]. O(shards).
 
     A unit is an item or a slice; `key` is random bits, [2] uint32. With current shares, each unit has its probability in a
@@ -38,7 +38,7 @@ def allot(shares: Sequence[Share], units: int, key: np.ndarray) -> np.ndarray:
     return counts
 
 
-def rescale(allotted: Sequence[Share], drawn: Sequence[Share | None]) -> np.ndarray:
+def rescale(allotted: Sequence[ShardContents], drawn: Sequence[ShardContents | None]) -> np.ndarray:
     """The factors from each shard's "priority_weight" to that of a single buffer, float64 [shards].
 
     Item j of shard i is drawn with probability q = p_i * v_j / T_i: p_i is the shard's fraction of the masses used by

@@ -18,6 +18,3 @@ class ShardContents:
     shuffle: bool = True
     version: int = 0  # another one where an epoch must begin although `mass` is the same
     highest: float | None = None  # the highest priority ever given; None where new items do not get it
-
-
-Share = ShardContents  # the name that interop/remote uses

@@ -148,7 +148,8 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         StorageEnsembleCheckpointer.refuse_other(storage)
         where = f"{source.path}, storage"
         fields = Fields(saved, where)
-        members, chains = fields.items("members"), fields.items("transforms")
+        members = fields.items("members")
+        chains = fields.items("transforms")
         if len(members) != len(storage.members) or len(chains) != len(storage.transforms or ()):
             raise CheckpointMismatch(f"{where}: {len(members)} storages were saved, {len(storage.members)} are here")
         pairs = zip(storage.members, members, strict=True)

@@ -80,7 +80,8 @@ class StorageEnsemble(Storage):
             named([place for place, _ in rows], len(self))  # raises for unknown members
             return [(place, self._read(place, slots)) for place, slots in rows]
         if isinstance(index, tuple) and len(index) > 1:
-            places, item = named(index[0], len(self)), index[1] if len(index) == 2 else index[1:]
+            places = named(index[0], len(self))
+            item = index[1] if len(index) == 2 else index[1:]
             if isinstance(places, int):
                 return self.members[places][item]
             return [self.members[place][item] for place in places]

@@ -120,13 +120,15 @@ class LazyFrameStorage(TensorStorage):
         fields = Fields(saved, where)
         if fields.any("layout") is None:
             return self.clear
-        layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
+        layout = layout_of(fields.any("layout"), where)
+        ring = SavedRing.parsed(fields.fields("ring"))
         fixed = self.table.fixed_layout
         if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
             raise CheckpointMismatch(f"{where} does not fit: the storage has other items, or items of other dims")
         rows = self.table.place.allocate(layout, (ring.capacity, *ring.lanes))
         assert isinstance(rows, FrameRows)
-        ours, theirs = rows.scheme.described(), fields.any("scheme")
+        ours = rows.scheme.described()
+        theirs = fields.any("scheme")
         other = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]]
         other += [] if self.table.rows_for(ring.lanes) == ring.capacity else ["max_size"]
         if other:
@@ -168,7 +170,8 @@ class LazyFrameStorage(TensorStorage):
 
 def _read(fields: Fields, name: str, rows: FrameRows, where: str) -> None:
     """Read a part of saved frames into its place. CheckpointCorrupt where it does not fit there."""
-    found, targets = fields.any(name), rows.used()[name]
+    found = fields.any(name)
+    targets = rows.used()[name]
     try:
         found = Columns(found) if isinstance(found, list) else found
         kinds = [(dtype, (found.rows, *shape)) for dtype, shape in zip(found.dtypes, found.shapes, strict=True)]

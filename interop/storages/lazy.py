@@ -12,7 +12,7 @@ from interop.data.keys import as_path
 from interop.data.layout import Path as KeyPath
 from interop.engine.places.heap import Consolidated, Heap
 from interop.engine.places.place import Place
-from interop.engine.places.shared import Shared, shared_from_the_start
+from interop.engine.places.shared import Shared, shared_by_processes
 from interop.storages.tensors import TensorStorage
 
 
@@ -62,7 +62,7 @@ class LazyTensorStorage(TensorStorage):
         if consolidated:
             place = Consolidated(device)
         if shared_init:
-            place = shared_from_the_start(place, self, cleanup_memmap)
+            place = shared_by_processes(place, self, cleanup_memmap, asked=True)
         self._begin(place, max_size, whole("ndim", ndim), compilable, by_path(fill), [as_path(key) for key in ragged])
 
     @property

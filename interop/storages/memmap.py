@@ -19,7 +19,7 @@ from interop.engine.kept_values import KeptValues
 from interop.engine.places.anonymous_maps import AnonymousMaps
 from interop.engine.places.mapped_files import Files
 from interop.engine.places.place import Place
-from interop.engine.places.shared import shared_from_the_start
+from interop.engine.places.shared import shared_by_processes
 from interop.shared.folder import DESCRIPTION, PRIORITIES, USES, Folder, description
 from interop.shared.processes import starting_a_worker
 from interop.storages.lazy import LazyTensorStorage, by_path, refuse_shared_init
@@ -74,7 +74,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
-        ndim, max_size = whole("ndim", ndim), whole("max_size", max_size)
+        ndim = whole("ndim", ndim)
+        max_size = whole("max_size", max_size)
         self._files: Files | None = None
         place: Place = AnonymousMaps(shares=not compilable)
         if self.scratch_dir is not None:
@@ -90,7 +91,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             )
         if shared_init:
             refuse_shared_init(compilable, consolidated=False)
-            place = shared_from_the_start(place, self, cleanup=True)
+            place = shared_by_processes(place, self, asked=True)
         self._begin(place, max_size, ndim, compilable, by_path(fill), [as_path(key) for key in ragged])
         if shared_init and self._files is not None:
             self._files.make_folder()
@@ -136,7 +137,8 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _take_up(self, described: Fields, folder: Folder | None) -> None:
         """Continue with the rows, counters and priorities in a folder; without owning it, only to read them."""
-        files, table = self._files, self.table
+        files = self._files
+        table = self.table
         assert files is not None
         self.reopened = True
         opened = files.opened(described, reads_only=folder is None)

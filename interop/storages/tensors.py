@@ -115,6 +115,7 @@ class TensorStorage(Storage):
             ndim,
             self.ring,
             self.guard,
+            self.followers,
             type(self).__name__,
             is_local=compilable,
             fill=fill,
@@ -214,12 +215,7 @@ class TensorStorage(Storage):
 
         `advance(index, count, cursor)` is called after the rows are written; several times for a large batch.
         """
-        layout = self.table.layout
-        try:
-            self.table.write_run(start, index, data, advance)
-        finally:
-            if self.table.layout is not layout:
-                self._drop_prefetched()
+        self.table.write_run(start, index, data, advance)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes. O(batch).
@@ -227,21 +223,10 @@ class TensorStorage(Storage):
         Of equal places the last wins. IndexError for rows out of range, RuntimeError if the length would grow over rows
         that were never written, and KeyError, TypeError or RuntimeError for data that does not fit. Nothing is written then.
         """
-        layout = self.table.layout
-        try:
-            self.table.write(cursor, data, set_cursor)
-        finally:
-            if self.table.layout is not layout:
-                self._drop_prefetched()
+        self.table.write(cursor, data, set_cursor)
 
     def add_columns(self, data: TensorDictBase) -> None:
         self.table.add_columns(data)
-        self._drop_prefetched()
-
-    def _drop_prefetched(self) -> None:
-        """Drop batches without keys that were added."""
-        for buffer in self.followers.buffers():
-            buffer.drop_prefetched()
 
     @property
     def priorities(self) -> KeptValues | None:
@@ -352,7 +337,7 @@ class TensorStorage(Storage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         table = state.pop("table")
         super().__setstate__(state)
-        self.table = Table.of_state(table, self.ring, self.guard, self)
+        self.table = Table.of_state(table, self.ring, self.guard, self.followers, self)
 
     def __repr__(self) -> str:
         data = "<empty>" if self.table.rows is None else self[:]

@@ -10,11 +10,10 @@ from fbuf.memory_plan import Share
 from interop.data.layout import Layout, LeafSpec
 from interop.engine import plans
 from interop.engine.places.place import Place
-from interop.engine.places.shared import Shared
+from interop.engine.places.shared import shared_by_processes
 from interop.host.maps import anonymous, copied
 from interop.host.rows import TorchRows
 from interop.host.stored_rows import Rows
-from interop.shared.first_write import FirstWrite
 
 
 class AnonymousMaps(Place):
@@ -47,7 +46,7 @@ class AnonymousMaps(Place):
         return TorchRows(in_maps(tensors), lead[1:])
 
     def shared(self, owner: object) -> Place:
-        return Shared(self, FirstWrite(owner, cleanup=True), cleanup=True) if self._shares else self
+        return shared_by_processes(self, owner) if self._shares else self
 
 
 def in_maps(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -104,9 +104,12 @@ class Frames(Place):
 
     def _pair(self, layout: Layout, key: KeyPath) -> tuple[int, int]:
         """The leaves of an observation and of the next one."""
-        stack, dim = self.keys.stack, self.keys.stack_dim
-        obs, following = _leaf(layout, key), _leaf(layout, ("next", *key))
-        one, other = layout.leaves[obs], layout.leaves[following]
+        stack = self.keys.stack
+        dim = self.keys.stack_dim
+        obs = _leaf(layout, key)
+        following = _leaf(layout, ("next", *key))
+        one = layout.leaves[obs]
+        other = layout.leaves[following]
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             raise RuntimeError(
                 f"{one.name} is {one.dtype} of shape {list(one.shape)}, {other.name} {other.dtype} of {list(other.shape)}: "

@@ -10,11 +10,10 @@ from torch import Tensor
 from fbuf.memory_plan import Share
 from interop.data.layout import Layout, LeafSpec
 from interop.engine.places.place import Place
-from interop.engine.places.shared import Shared
+from interop.engine.places.shared import shared_by_processes
 from interop.host.device_rows import JaxRows, rows_in_jax
 from interop.host.rows import TorchRows
 from interop.host.stored_rows import Rows
-from interop.shared.first_write import FirstWrite
 
 
 class Given(Place):
@@ -37,8 +36,7 @@ class Given(Place):
         return super().allocate(layout, lead)
 
     def zeros(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
-        zeros = [torch.zeros((*lead, *spec.shape), dtype=spec.dtype, device=self.device) for spec in leaves]
-        return TorchRows(zeros, lead[1:])
+        return torch_zeros(leaves, lead, self.known_device())
 
     def can_renew(self, is_shared: bool) -> bool:
         return self._reserves and not is_shared
@@ -60,7 +58,8 @@ class Heap(Place):
 
     def __init__(self, device: torch.device | str, *, shares: bool = True, cleanup: bool = True) -> None:
         super().__init__(device)
-        self._shares, self._cleanup = shares, cleanup
+        self._shares = shares
+        self._cleanup = cleanup
 
     def zeros(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         device = self.known_device()
@@ -69,10 +68,7 @@ class Heap(Place):
         if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lead[1:], device)
         if device.type != "cpu":
-            zeros = [
-                torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)
-            ]
-            return TorchRows(zeros, lead[1:])
+            return torch_zeros(leaves, lead, device)
         return TorchRows(list(map(untouched_zeros, shapes, dtypes)), lead[1:])
 
     def holding(self, layout: Layout, tensors: Sequence[Tensor], lead: tuple[int, ...]) -> Rows:
@@ -83,7 +79,7 @@ class Heap(Place):
     def shared(self, owner: object) -> Place:
         if not self._shares or self.device == "auto" or self.known_device().type != "cpu":
             return self
-        return Shared(self, FirstWrite(owner, self._cleanup), self._cleanup)
+        return shared_by_processes(self, owner, self._cleanup)
 
 
 class Consolidated(Heap):
@@ -110,6 +106,12 @@ class Consolidated(Heap):
         if not is_allocated:  # they are allocated one by one, and then copied together
             shares += [dataclasses.replace(share, part="copy", counts="in a call") for share in shares]
         return shares
+
+
+def torch_zeros(leaves: Sequence[LeafSpec], lead: tuple[int, ...], device: torch.device) -> Rows:
+    """Rows of zeros in memory of torch."""
+    zeros = [torch.zeros((*lead, *spec.shape), dtype=spec.dtype, device=device) for spec in leaves]
+    return TorchRows(zeros, lead[1:])
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

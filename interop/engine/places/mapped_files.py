@@ -23,12 +23,11 @@ from interop.engine.kept_uses import KeptUses
 from interop.engine.kept_values import KeptValues
 from interop.engine.places.anonymous_maps import AnonymousMaps, in_maps
 from interop.engine.places.place import Place
-from interop.engine.places.shared import Shared
+from interop.engine.places.shared import shared_by_processes
 from interop.host.maps import bytes_of, file_names, from_file
 from interop.host.ring import Ring
 from interop.host.rows import TorchRows
 from interop.host.stored_rows import Rows
-from interop.shared.first_write import FirstWrite
 from interop.shared.folder import (
     OWN,
     PRIORITIES,
@@ -81,9 +80,13 @@ class Files(Place):
     ) -> None:
         super().__init__()
         self._shares = shares
-        self.root, self._capacity, self._ndim = root, capacity, ndim
-        self._guard, self._ring = guard, ring
-        self.replaces, self._auto_cleanup = existsok, auto_cleanup
+        self.root = root
+        self._capacity = capacity
+        self._ndim = ndim
+        self._guard = guard
+        self._ring = ring
+        self.replaces = existsok
+        self._auto_cleanup = auto_cleanup
         self.folder: Folder | None = None  # while this process owns it, or was given it
         self._lead: tuple[int, ...] = (0,)  # of the rows that are in use
         self._ending: weakref.finalize[[bool], Files] | None = None
@@ -233,7 +236,7 @@ class Files(Place):
         """
         layout, lanes, shapes = _checked(self.root, described, self._capacity, self._ndim)
         lead = (described.whole("rows"), *lanes)
-        kept = [name for name in _KEPT if os.path.lexists(self.root / name)][:1]
+        kept = self._kept_names(self.root)[:1]
         if kept:
             check_file(self.root / kept[0], KeptValues.size(math.prod(lead)))
         for name in () if reads_only else (*shapes, STATE, *kept):
@@ -250,7 +253,7 @@ class Files(Place):
 
     def read_kept(self, folder: Folder | None) -> None:
         """Map the values of items that the folder has; without `folder` privately."""
-        for name in [name for name in _KEPT if os.path.lexists(self.root / name)][:1]:
+        for name in self._kept_names(self.root)[:1]:
             memory = Memory(KeptValues.size(math.prod(self._lead)), self.root / name, private=folder is None)
             self.kept = _KEPT[name](memory, math.prod(self._lead[1:]), self._ring, folder, opened=True)
 
@@ -305,12 +308,16 @@ class Files(Place):
         self.folder.add(name, KeptValues.size(math.prod(self._lead)))
         return self._map_kept(self.folder, name)
 
+    @staticmethod
+    def _kept_names(folder: Path) -> list[str]:
+        """The files with values of items that are in a folder."""
+        return [name for name in _KEPT if os.path.lexists(folder / name)]
+
     def find_kept(self) -> None:
         """Map the values that the owner keeps, so that this worker saves those that it overwrites."""
         if self.kept is None and self.folder is not None and self._guard.journal.has_extra:
-            for name in _KEPT:
-                if os.path.lexists(self.folder.path / name):
-                    self._map_kept(self.folder, name)
+            for name in self._kept_names(self.folder.path):
+                self._map_kept(self.folder, name)
 
     def _map_kept(self, folder: Folder, name: str) -> KeptValues:
         memory = Memory(KeptValues.size(math.prod(self._lead)), folder.path / name)
@@ -322,7 +329,7 @@ class Files(Place):
     # ------------------------------------------------------------------ other processes
 
     def shared(self, owner: object) -> Place:
-        return Shared(self, FirstWrite(owner, cleanup=True), cleanup=True) if self._shares else self
+        return shared_by_processes(self, owner) if self._shares else self
 
     def prepare_sharing(self) -> None:
         if self.folder is None:
@@ -367,8 +374,10 @@ def _checked(
     root: Path, described: Fields, capacity: int, ndim: int
 ) -> tuple[Layout, tuple[int, ...], dict[str, tuple[int, ...]]]:
     """The layout and lanes of a description, and the shapes of leaves by file. `CheckpointCorrupt` for damage."""
-    layout, files = layout_of(described.any("layout"), described.where), described.fields("files")
-    rows, lanes = described.whole("rows"), described.wholes("lanes")
+    layout = layout_of(described.any("layout"), described.where)
+    files = described.fields("files")
+    rows = described.whole("rows")
+    lanes = described.wholes("lanes")
     if len(lanes) != ndim - 1 or rows != -(-capacity // max(math.prod(lanes), 1)):
         raise CheckpointCorrupt(f"{described.where}: {rows} rows of {lanes} do not make up the capacity")
     try:
@@ -395,7 +404,8 @@ def _meta_files(node: TensorDictBase, folder: str = "") -> dict[str, str]:
     below: dict[str, str] = {}
     for key, value in node.items():
         if isinstance(value, Tensor):
-            shape, dtype = list(value.shape), str(value.dtype)
+            shape = list(value.shape)
+            dtype = str(value.dtype)
             meta[key] = {"device": "cpu", "shape": shape, "dtype": dtype, "is_nested": False}
         else:
             meta[key] = {"type": "TensorDict"}

@@ -41,7 +41,9 @@ class Shared(Place):
         self._first = first
         self._cleanup = cleanup
         self.asked = asked
-        self.mapped, self.has_names, self.replaces = inner.mapped, inner.has_names, inner.replaces
+        self.mapped = inner.mapped
+        self.has_names = inner.has_names
+        self.replaces = inner.replaces
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # read anew each time
@@ -136,12 +138,13 @@ class ToBeShared(Place):
 
     def __init__(self, inner: Place, cleanup: bool) -> None:
         super().__init__(inner.device)
-        self._inner, self._cleanup = inner, cleanup
+        self._inner = inner
+        self._cleanup = cleanup
 
     def attached(self, guard: Guard, ring: Ring, owner: object) -> Place:
-        return shared_from_the_start(self._inner.attached(guard, ring, owner), owner, self._cleanup)
+        return shared_by_processes(self._inner.attached(guard, ring, owner), owner, self._cleanup, asked=True)
 
 
-def shared_from_the_start(inner: Place, owner: object, cleanup: bool) -> Shared:
-    """A place whose memory processes find, as the user asked; the folder ends with `owner` if `cleanup` is true."""
-    return Shared(inner, FirstWrite(owner, cleanup), cleanup, asked=True)
+def shared_by_processes(inner: Place, owner: object, cleanup: bool = True, asked: bool = False) -> Shared:
+    """The place, with memory that processes find. The folder in which they meet ends with `owner` if `cleanup` is true."""
+    return Shared(inner, FirstWrite(owner, cleanup), cleanup, asked)

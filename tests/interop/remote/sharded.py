@@ -11,7 +11,7 @@ from interop import LazyTensorStorage, TensorDictReplayBuffer
 from interop.remote.epochs import EpochPlan
 from interop.remote.joining import Drawn, joined
 from interop.remote.shard import Shard
-from interop.remote.shares import Share, allot, subkeys
+from interop.remote.shares import ShardContents, allot, subkeys
 
 
 def key_of(seed: int) -> np.ndarray:
@@ -27,10 +27,10 @@ class Sharded:
         self.plans = EpochPlan()
         self.seed = 0
 
-    def shares(self, batch_size: int) -> list[Share]:
+    def shares(self, batch_size: int) -> list[ShardContents]:
         return [shard.share(batch_size) for shard in self.shards]
 
-    def parts(self, batch_size: int, shares: Sequence[Share]) -> tuple[list[Drawn | None], np.ndarray]:
+    def parts(self, batch_size: int, shares: Sequence[ShardContents]) -> tuple[list[Drawn | None], np.ndarray]:
         """What each shard draws of a batch, by these shares, and the key of the order."""
         self.seed += 1
         first, last, *keys = subkeys(key_of(self.seed), len(self.shards) + 2)
@@ -46,7 +46,7 @@ class Sharded:
         ]
         return drawn, last
 
-    def sample(self, batch_size: int, shares: Sequence[Share] | None = None) -> tuple[Any, dict[Any, Any]]:
+    def sample(self, batch_size: int, shares: Sequence[ShardContents] | None = None) -> tuple[Any, dict[Any, Any]]:
         shares = self.shares(batch_size) if shares is None else shares
         return joined(shares, *self.parts(batch_size, shares))
 

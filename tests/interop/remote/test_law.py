@@ -12,7 +12,7 @@ from scipy import stats
 
 from interop import PrioritizedSampler, PrioritizedSliceSampler, RandomSampler, SliceSampler
 from interop.remote.joining import joined
-from interop.remote.shares import Share, allot, rescale, subkeys
+from interop.remote.shares import ShardContents, allot, rescale, subkeys
 from tests.interop.remote.sharded import Sharded, buffers_of, key_of, rows
 
 CAPACITY, ALPHA, BETA, EPS = 40, 0.7, 0.5, 1e-8
@@ -177,18 +177,18 @@ def test_weights_are_exact_for_shares_that_are_older_than_the_draw() -> None:
 
 
 def test_weights_reckon_with_the_smallest_mass_of_shards_that_drew_nothing() -> None:
-    known = [Share(3, 2.0, 0.5, 0.5), Share(4, 6.0, 0.01, 0.5), Share(0, 0.0, np.inf, 0.5)]
-    factors = rescale(known, [Share(5, 4.0, 0.25, 0.5), None, None])
+    known = [ShardContents(3, 2.0, 0.5, 0.5), ShardContents(4, 6.0, 0.01, 0.5), ShardContents(0, 0.0, np.inf, 0.5)]
+    factors = rescale(known, [ShardContents(5, 4.0, 0.25, 0.5), None, None])
     chances = np.array([2 / 8 * 0.25 / 4, 6 / 8 * 0.01 / 6])
     assert factors is not None
     assert factors[0] == pytest.approx((chances[0] / chances.min()) ** -0.5)
-    assert rescale([Share(3, 3.0)], [None]) == 1
+    assert rescale([ShardContents(3, 3.0)], [None]) == 1
 
 
 @given(st.lists(st.sampled_from([0.0, 1e-30, 1.0, 3e38, 1e15]), min_size=1, max_size=6), st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_a_shard_without_mass_gets_nothing(masses: list[float], seed: int) -> None:
-    shares = [Share(5, mass, 1.0) for mass in masses]
+    shares = [ShardContents(5, mass, 1.0) for mass in masses]
     if not any(masses):
         with pytest.raises(RuntimeError, match="non-positive p_sum"):
             allot(shares, 1, key_of(seed))
@@ -200,7 +200,7 @@ def test_a_shard_without_mass_gets_nothing(masses: list[float], seed: int) -> No
 
 def test_nothing_to_draw() -> None:
     with pytest.raises(RuntimeError, match=r"Cannot sample from an empty storage"):
-        allot([Share(0, 0.0, np.inf)] * 2, 1, key_of(0))
+        allot([ShardContents(0, 0.0, np.inf)] * 2, 1, key_of(0))
     sharded = Sharded(2, buffers_of(lambda: SliceSampler(slice_len=3)))
     sharded.shards[0].call("extend", (rows(range(2), [2]),))
     with pytest.raises(RuntimeError, match="no shard has a slice of 3 items"):

@@ -11,7 +11,7 @@ from scipy import stats
 
 from interop import LazyTensorStorage, SamplerWithoutReplacement, SliceSamplerWithoutReplacement, TensorDictReplayBuffer
 from interop.remote.epochs import EpochPlan
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from tests.interop.remote.sharded import Sharded, buffers_of, key_of, rows
 
 STEP = st.one_of(
@@ -27,8 +27,8 @@ def sharded_of(sizes: tuple[int, ...], **kwargs: Any) -> Sharded:
     return sharded
 
 
-def shares_of(sizes: tuple[int, ...], **kwargs: Any) -> list[Share]:
-    return [Share(size, float(size), 1.0, in_epochs=True, **kwargs) for size in sizes]
+def shares_of(sizes: tuple[int, ...], **kwargs: Any) -> list[ShardContents]:
+    return [ShardContents(size, float(size), 1.0, in_epochs=True, **kwargs) for size in sizes]
 
 
 @given(st.lists(STEP, max_size=25), st.booleans())

@@ -12,13 +12,13 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 from interop import SliceSampler
 from interop.remote.joining import Drawn, joined
 from interop.remote.places import to_global, to_local
-from interop.samplers.shares import Share
+from interop.samplers.shares import ShardContents
 from tests.interop.remote.sharded import Sharded, buffers_of, key_of, rows
 
-SHARE = Share(9, 9.0, 1.0)
+SHARE = ShardContents(9, 9.0, 1.0)
 
 
-def part(data: Any, index: Any, lengths: Any = None, share: Share = SHARE, **info: Any) -> Drawn:
+def part(data: Any, index: Any, lengths: Any = None, share: ShardContents = SHARE, **info: Any) -> Drawn:
     index = torch.as_tensor(index)
     return Drawn(data, {"index": index, **info}, share, np.ones(len(index), int) if lengths is None else lengths, False)
 
