@@ -57,8 +57,7 @@ class DevicePriorities(Priorities):
 
     def arrays(self) -> list[jax.Array]:
         """The leaves of the state, and the number of items."""
-        if self._writes is not None:
-            self._writes.settle()
+        self._settle()
         if not self._leaves:
             self._use(state_of(self, PriorityValues(np.zeros(0, self.rule.dtype), 1.0), self.device))
         return self._leaves

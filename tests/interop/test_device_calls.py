@@ -246,8 +246,14 @@ def test_rows_and_priorities_may_be_in_different_places(rows_there: bool, monkey
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize("batch", [1, 5, 16, 40])
-@pytest.mark.parametrize("most_stored", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "most_stored"),
+    [
+        pytest.param(batch, most_stored, marks=() if (number % 2 == 0) == most_stored else pytest.mark.slow)
+        for number, batch in enumerate((1, 5, 16, 40))
+        for most_stored in (False, True)
+    ],
+)
 def test_one_program_gives_the_bits_of_several(
     batch: int, most_stored: bool, on_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
