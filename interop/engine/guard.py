@@ -58,14 +58,18 @@ class Unshared:
         """There is nothing to see."""
 
 
+UNSHARED = Unshared()
+
+
+def _no_table() -> None:
+    return None
+
+
 class Guarded(Followed, Protocol):
     """A storage."""
 
     followers: Followers
     generations: Any
-
-    @property
-    def shareable(self) -> Shareable: ...
 
     @property
     def compilable(self) -> bool: ...
@@ -86,6 +90,7 @@ class Guard:
         self.journal = Journal()
         self.device_writes: DeviceWrites | None = None
         self._counters: torch.Tensor | None = None  # shared memory of the ring, if there is no record
+        self._shareable: Callable[[], Shareable | None] = _no_table
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
         """Hold the lock. Reentrant. Rolls back what another process left unfinished, before anything else."""
@@ -112,6 +117,15 @@ class Guard:
 
     # ------------------------------------------------------------------ other processes
 
+    def guards(self, table: Shareable) -> None:
+        """Share this table when the storage is shared. Does not keep it alive."""
+        self._shareable = weakref.ref(table)
+
+    @property
+    def shareable(self) -> Shareable:
+        """What the storage shares with other processes."""
+        return self._shareable() or UNSHARED
+
     @property
     def is_shared(self) -> bool:
         """Whether the lock excludes processes."""
@@ -127,8 +141,8 @@ class Guard:
         """Move rows and counters to where other processes see them, and exclude processes from now on. The lock is held."""
         storage = self._storage()
         assert storage is not None
-        storage.shareable.start_sharing(storage)
-        storage.shareable.start_record()
+        self.shareable.start_sharing(storage)
+        self.shareable.start_record()
         if not self.journal.is_wanted and self._counters is None and not storage.compilable:
             self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
             storage.ring.use(self._counters.numpy().data, copy=True)
@@ -140,12 +154,11 @@ class Guard:
     def shares_in_forks(self) -> bool:
         """Whether forked children share the storage without being asked."""
         storage = self._storage()
-        return storage is not None and not storage.compilable and storage.shareable.shares_in_forks()
+        return storage is not None and not storage.compilable and self.shareable.shares_in_forks()
 
     def rows_are_shared(self) -> bool:
         """Whether other processes see what is written into the rows."""
-        storage = self._storage()
-        return storage is not None and storage.shareable.is_shared()
+        return self.shareable.is_shared()
 
     def refuse_forked_child(self) -> None:
         """RuntimeError in a forked child that does not share memory and counters with its parent."""
@@ -162,7 +175,7 @@ class Guard:
         storage = self._storage()
         if storage is None:
             return
-        storage.shareable.look()
+        self.shareable.look()
         self.recover()
         seen = storage.followers.seen
         if seen is not None and not self.lock.forked:

@@ -8,7 +8,7 @@ saved first. Reads return leaves; the caller builds items of them.
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,28 @@ from interop.host.threads import uninterrupted
 from interop.shared.journal import LARGEST, Journal, Recorded, RowNumbers, counted
 from interop.shared.memory import Memory
 
-Advance = Callable[[Tensor, int, int], None]  # of a writer: index of the rows that were written, count, cursor
+
+class Claim(NamedTuple):
+    """The rows that a writer takes for new items, one after the other around the ring.
+
+    Attributes:
+        start: the first row.
+        rows: their numbers, int64 [count].
+        is_counted: whether the ring counts them as written by a writer.
+        written: is called with the rows once they are written; several times, for parts of a large claim.
+    """
+
+    start: int
+    rows: Tensor
+    is_counted: bool = True
+    written: Callable[[Tensor], None] | None = None
+
+    def settle(self, ring: Ring, rows: Tensor) -> None:
+        """Count these rows of the claim, which are written."""
+        if self.is_counted:
+            ring.count += rows.shape[0]
+        if self.written is not None:
+            self.written(rows)
 
 
 class Table:
@@ -101,6 +122,7 @@ class Table:
         self.keeps_layout = False
         self._ragged = frozenset(ragged)
         self._epoch = 0
+        guard.guards(self)
 
     # ------------------------------------------------------------------ what there is
 
@@ -423,12 +445,12 @@ class Table:
 
     # ------------------------------------------------------------------ writes
 
-    def write_run(self, start: int, index: Tensor, data: object, advance: Advance) -> None:
-        """Write rows from `start` on, around the ring; `index` has their numbers.
+    def write_run(self, claim: Claim, data: object) -> None:
+        """Write a batch to the rows of a claim, and move the cursor behind them.
 
-        `advance(index, count, cursor)` is called after the rows are written. A write of more rows than fit into the record
-        is divided into several transactions; then it is called after each.
+        A write of more rows than fit into the record is divided into several transactions.
         """
+        start, index = claim.start, claim.rows
         data = self.stacked(data)
         is_new = self._needs_memory(data, self.ndim)
         leaves = self.admit(data, self.ndim, is_new)
@@ -445,17 +467,18 @@ class Table:
                 ring.wrote_run(start, count, capacity)  # first: an interrupted write may have changed rows
                 rows.write_run(start, leaves, index)
                 ring.size = max(ring.size, min(start + count, capacity))
-                advance(index, count, start + count)
+                claim.settle(ring, index)
             elif start >= ring.size and start + count <= capacity:
                 self._write_part(start, count, start, count, (), leaves)
-                advance(index, count, start + count)
+                claim.settle(ring, index)
             else:
-                self._write_recorded(start, index, leaves, advance)
+                self._write_recorded(claim, leaves)
 
-    def _write_recorded(self, start: int, index: Tensor, leaves: Sequence[Tensor], advance: Advance) -> None:
+    def _write_recorded(self, claim: Claim, leaves: Sequence[Tensor]) -> None:
         """Write rows over stored ones, which are saved first, in as many transactions as the record needs."""
         journal = self.guard.journal
         capacity = self.row_count
+        start, index = claim.start, claim.rows
         count = index.shape[0]
         done = 0
         while True:
@@ -475,7 +498,7 @@ class Table:
                 leaves = leaves if done or stop == count else self.own_rows().apart(leaves)
                 part = [leaf[first:stop] for leaf in leaves]
             self._write_part((start + done) % capacity, stop - done, row, stop - first, over, part)
-            advance(index[done:stop], stop - done, start + stop)
+            claim.settle(self.ring, index[done:stop])
             if stop == count:
                 return
             journal.cut()
@@ -829,6 +852,7 @@ class Table:
         table.__dict__.update(state)
         table.ring = ring
         table.guard = guard
+        guard.guards(table)
         table.followers = followers
         table.rows = None
         table.place = table.place.attached(guard, ring, owner)

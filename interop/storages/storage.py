@@ -20,7 +20,7 @@ from interop.data.layout import Layout
 from interop.data.randomness import Seeded
 from interop.engine import plans
 from interop.engine.followers import Follower, Followers
-from interop.engine.guard import Guard, Shareable, Unshared
+from interop.engine.guard import Guard
 from interop.engine.kept_values import KeptValues
 from interop.host.ring import Ring
 from interop.shared.processes import starting_a_worker
@@ -149,12 +149,7 @@ class Storage(Component, Seeded):
 
     def is_shared(self) -> bool:
         """Whether other processes see what this one writes."""
-        return self.shareable.is_shared()
-
-    @property
-    def shareable(self) -> Shareable:
-        """What other processes can share."""
-        return Unshared()
+        return self.guard.shareable.is_shared()
 
     def share(self) -> None:
         """Share rows and counters with processes started or forked from now on. O(1) if they are shared already."""

@@ -18,11 +18,10 @@ from interop.data.keys import as_path
 from interop.data.layout import Layout
 from interop.data.layout import Path as KeyPath
 from interop.engine import plans, saved_rows
-from interop.engine.guard import Shareable
 from interop.engine.kept_values import KeptValues
 from interop.engine.places.heap import Given
 from interop.engine.places.place import Place
-from interop.engine.table import Advance, Table, some
+from interop.engine.table import Table, some
 from interop.host.device_rows import JaxRows
 from interop.host.rows import TorchRows
 from interop.shared.processes import starting_a_worker
@@ -210,13 +209,6 @@ class TensorStorage(Storage):
 
     # ------------------------------------------------------------------ writes
 
-    def set_run(self, start: int, index: Tensor, data: Any, advance: Advance = lambda *_: None) -> None:
-        """Write rows from `start` on, around the ring; `index` has their numbers.
-
-        `advance(index, count, cursor)` is called after the rows are written; several times for a large batch.
-        """
-        self.table.write_run(start, index, data, advance)
-
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes. O(batch).
 
@@ -234,7 +226,7 @@ class TensorStorage(Storage):
 
     @property
     def tracks_writes(self) -> bool:
-        return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
+        return type(self).set is TensorStorage.set
 
     def _empty(self) -> None:
         with self.guard.transaction():
@@ -309,10 +301,6 @@ class TensorStorage(Storage):
             return saved_rows.state_dict(self.table, self.state())
 
     # ------------------------------------------------------------------ copies and other processes
-
-    @property
-    def shareable(self) -> Shareable:
-        return self.table
 
     def _refuse_to_share(self) -> None:
         self.table.meet(self)

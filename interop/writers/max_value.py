@@ -12,6 +12,7 @@ from torch import Tensor
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, a_key, key_of
 from interop.data.reductions import REDUCTIONS
 from interop.data.tensordicts import shallow
+from interop.engine.table import Claim
 from interop.shared.processes import OneProcess
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.writers.round_robin import expanded
@@ -244,7 +245,7 @@ class TensorDictMaxValueWriter(Writer):
         data = self.stamped(data, index)
         gapless = slots[-1] - slots[0] + 1 == len(slots)
         if gapless and isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
-            storage.set_run(slots[0], index, data)
+            storage.table.write_run(Claim(slots[0], index, is_counted=False), data)
         else:
             storage.set(index, data)
 

@@ -1,6 +1,7 @@
 """The oldest slot first."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from interop.data.index import as_int, as_tensor
 from interop.data.layout import Layout, stack_items
 from interop.data.pytrees import each_leaf, lead_of
 from interop.data.tensordicts import entries_of, of_entries, shallow
+from interop.engine.table import Claim
 from interop.host.ring import Ring
 from interop.storages import Storage, TensorStorage
 from interop.storages.all_or_nothing import all_or_nothing
@@ -113,9 +115,10 @@ class RoundRobinWriter(Writer):
         dims = _item_dims(data, storage.ndim)
         if 0 in dims:
             return self._nothing()
-        self._storage.guard.refuse_forked_child()
-        cursor = self.cursor
-        capacity = storage.row_capacity(data)
+        storage.guard.refuse_forked_child()
+        cursor = storage.ring.cursor
+        table = storage.table if isinstance(storage, TensorStorage) and storage.tracks_writes else None
+        capacity = (storage if table is None else table).row_capacity(data)
         vacant = self._vacant(dims[0])
         after = cursor + dims[0] - vacant.size
         rows = np.arange(cursor, after)
@@ -124,15 +127,15 @@ class RoundRobinWriter(Writer):
         index = torch.from_numpy(np.concatenate((vacant, rows)) if vacant.size else rows)
         stamped = self.stamped(data, index)
         with storage.guard.transaction():
-            if not vacant.size and isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
-                storage.set_run(cursor, index, stamped, self._advance)
+            if table is not None and not vacant.size:
+                table.write_run(Claim(cursor, index, written=self._counts_of_rows()), stamped)
             elif dims[0] <= capacity or vacant.size:
                 storage.set(index, stamped)
                 self._advance(index, dims[0], after)
             else:
                 self._set_last(index, stamped, capacity)
                 self._advance(index, dims[0], after)
-        coordinates: Tensor = self._storage.coordinates(index)
+        coordinates: Tensor = index if storage.ndim == 1 else storage.coordinates(index)
         return coordinates
 
     def write_at(self, index: Any, data: Any) -> Any:
@@ -203,6 +206,11 @@ class RoundRobinWriter(Writer):
         last_rows = [data[k] for k in order] if isinstance(data, list) else each_leaf(data, lambda leaf: leaf[order])
         self._storage.set(index[order], last_rows)
         self._ring.renewed((int(index[-1]) + 1) % capacity)
+
+    def _counts_of_rows(self) -> Callable[[Tensor], None] | None:
+        """What counts the writes of each row, if something does."""
+        storage = self._storage
+        return None if storage.generations is None else partial(storage.generations.written, storage)
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
         """Count `count` written rows, and move the cursor, around the ring."""
@@ -301,7 +309,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return [self.stamped(item, int(row)) for item, row in zip(data, rows, strict=True)]
         if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             return data
-        layout = self._storage.fixed_layout
+        storage = self._storage
+        layout = storage.table.fixed_layout if isinstance(storage, TensorStorage) else None
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
         if -1 in data.batch_size:  # a lazy stack of items of unlike lengths
@@ -314,7 +323,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return of_entries({**entries, "index": rows}, data.batch_size, None)
         stamped = shallow(data)
         # A list stores this tensor itself; other storages copy it.
-        stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())
+        stamped.set("index", rows if isinstance(storage, TensorStorage) else rows.clone())
         return stamped
 
     def note(self, data: Any, rows: Any) -> None:
