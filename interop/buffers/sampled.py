@@ -18,8 +18,8 @@ from fbuf.checkpoint import Source, Verify, Writing, load
 from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Request, RequestPart
+from interop.checkpoint.other_folders import refuse_other_folder
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
-from interop.checkpoint.torchrl_folders import refuse_torchrl_folder
 from interop.data.arguments import whole
 from interop.engine.guard import replaced
 from interop.host.threads import Lock, came_from_a_signal, finished
@@ -57,6 +57,11 @@ class Sampled(Component):
             prefetch = whole("prefetch", prefetch, least=0)
         if prefetch and batch_size is None:
             raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
+        if pin_memory and not torch.accelerator.is_available():
+            raise RuntimeError(
+                "pin_memory=True pins batches for an accelerator, and torch sees none here: leave it out, or use "
+                "pin_memory=torch.accelerator.is_available()"
+            )
         self._batch_size = batch_size
         self._pin_memory = pin_memory
         self._prefetch = Prefetch(prefetch) if prefetch else None
@@ -418,7 +423,7 @@ class Sampled(Component):
             CheckpointCorrupt: it is damaged; the message names the file.
             CheckpointMismatch: it is one of something else: all differences are listed.
         """
-        refuse_torchrl_folder(path)
+        refuse_other_folder(path)
 
         def check(source: Source) -> Apply:
             options = LoadOptions(strict, cast, allow_pickle, source, str(source.path))

@@ -102,7 +102,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             raise ValueError(
                 f"{type(self).__name__}.{call}() takes a TensorDict, got {type(data).__name__}; "
-                "ReplayBuffer takes other data"
+                "TensorDict(data, batch_size=[rows]) makes one of a dict, and ReplayBuffer takes other data"
             )
 
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:

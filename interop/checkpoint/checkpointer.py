@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
+from interop.checkpoint.other_folders import refuse_other_folder
 from interop.checkpoint.state import Apply, LoadOptions
 from interop.checkpoint.values import decode
 from interop.host.ring import Ring
@@ -90,6 +91,7 @@ class StorageCheckpointerBase:
         def use(source: Source) -> Apply:
             return self.read(storage, _of_storage(source.tree), source, options)
 
+        refuse_other_folder(path)
         self._apply(storage, load(path, use, verify))
 
     @staticmethod

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from fbuf.checkpoint import (
     load,
 )
 from interop.checkpoint.values import NO_PICKLE, decode, encode, is_encoded
-from interop.data.arguments import class_of
+from interop.data.arguments import class_of, refuse_unknown
 from interop.host.threads import finished
 
 
@@ -142,6 +142,11 @@ class Aliases:
 
 class Component(Aliases):
     """A class with a state: it defines `state` and `with_state`. Everything else is a view of these."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        if kwargs:
+            refuse_unknown(cls, kwargs)  # before `__init__`, whose error would not name what it takes
+        return super().__new__(cls)
 
     def state(self) -> dict[str, Any]:
         """A tree of arrays and plain values, which may be views."""

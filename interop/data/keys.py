@@ -1,7 +1,7 @@
 """Keys of tensordicts: a name, or a tuple of names for a nested entry."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tensordict import NestedKey, TensorDictBase, is_non_tensor, is_tensor_collection
@@ -47,11 +47,19 @@ def known_keys(data: TensorDictBase) -> str:
     return ", ".join(sorted(map(repr, data.keys(True, True)))) or "none"
 
 
+def nearest(unknown: Iterable[Any], known: Iterable[Any]) -> str:
+    """Which of the known keys the unknown ones may stand for, for a message; empty if none is near."""
+    names = {".".join(map(str, as_path(path))): path for path in known}
+    near = {key: difflib.get_close_matches(".".join(map(str, as_path(key))), list(names), n=1) for key in unknown}
+    meant = [(key, names[found[0]]) for key, found in near.items() if found]
+    if len(near) == len(meant) == 1:
+        return f" (did you mean {meant[0][1]!r}?)"
+    return f" (did you mean {', '.join(f'{name!r} by {key!r}' for key, name in meant)}?)" if meant else ""
+
+
 def missing(owner: str, key: NestedKey, data: TensorDictBase, cure: str = "") -> KeyError:
     """The error for an entry that a tensordict lacks. Names the key, the keys that are there, and the nearest of them."""
-    names = {".".join(map(str, as_path(path))): path for path in data.keys(True, True)}
-    near = difflib.get_close_matches(".".join(map(str, as_path(key))), list(names), n=1)
-    advice = f"; did you mean {names[near[0]]!r}?" if near else ""
+    advice = nearest([key], data.keys(True, True))
     return KeyError(f"{owner} has no entry {key!r}; its entries are {known_keys(data)}{advice}{cure}")
 
 

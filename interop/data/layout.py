@@ -17,7 +17,9 @@ from tensordict import (
 )
 from torch import Tensor
 
+from interop.data.array_leaves import as_leaf
 from interop.data.bridge import DTYPES
+from interop.data.keys import nearest
 from interop.data.packed import PackedValues
 from interop.data.pytrees import row_of
 from interop.data.tensordicts import PLAIN, held, of_entries, unchecked
@@ -220,6 +222,9 @@ def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec], ragged: 
         _refuse_unusual(data, path)
         leaves.append(LeafSpec(path, tuple(data.shape[dims:]), data.dtype))
         return Leaf()
+    if (tensor := as_leaf(data, _where(path))) is not None:
+        leaves.append(LeafSpec(path, tuple(tensor.shape[dims:]), tensor.dtype))
+        return Leaf()
     kind, items = _open(data, path)
     keys = tuple(items)
     children = tuple(_describe(items[key], dims, (*path, key), leaves, ragged) for key in keys)
@@ -243,9 +248,10 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> No
         found.append(node.take(data, _where(path)))
         return
     if isinstance(node, Leaf):
-        if not isinstance(data, Tensor):
+        leaf = data if isinstance(data, Tensor) else as_leaf(data, _where(path))
+        if leaf is None:
             raise TypeError(f"{_where(path)}: items hold a tensor here, got {type(data).__name__}; nothing was written")
-        found.append(data)
+        found.append(leaf)
         return
     kind, items = (TensorDict, held(data)) if type(data) is PLAIN else _open(data, path)
     if kind is not node.kind and not (issubclass(kind, dict) and issubclass(node.kind, dict)):
@@ -255,9 +261,9 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> No
     if len(items) != len(node.keys) or not all(map(items.__contains__, node.keys)):
         missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
         raise KeyError(
-            f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}. "
-            "The first write fixed them; nothing was written. Have all keys in it; later ones are added by rb[:] = data, of "
-            "all rows, and in a storage with fill={key: value for the rows from before}"
+            f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}"
+            f"{nearest(extra, missing)}. The first write fixed them; nothing was written. Have all keys in it; later ones are "
+            "added by rb[:] = data, of all rows, and in a storage with fill={key: value for the rows from before}"
         )
     for key, child in zip(node.keys, node.children, strict=True):
         value = items[key]
@@ -280,8 +286,8 @@ def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
     if isinstance(data, tuple | list):
         return type(data), dict(enumerate(data))
     raise TypeError(
-        f"{_where(path)}: a tensor storage holds tensors, tensordicts, tensorclasses and dicts, tuples or lists of "
-        f"them, got {type(data).__name__}; use ListStorage for other objects"
+        f"{_where(path)}: a tensor storage holds tensors, arrays and numbers, tensordicts, tensorclasses, and dicts, tuples "
+        f"or lists of them, got {type(data).__name__}; use ListStorage for other objects"
     )
 
 

@@ -362,6 +362,11 @@ def _refuse_other(value: Any, depth: int) -> None:
         what = f"a value of type {kind.__name__}"
         if kind in (list, dict):
             what = "lists and dicts nested more than 64 deep" if depth >= 64 else "a dict with keys that are no texts"
+        if hasattr(value, "dtype") and hasattr(value, "shape"):
+            raise TypeError(
+                f"a tensordict keeps an array of type {kind.__name__} as an object, not as a tensor: convert it, by "
+                "interop.to_torch(array) for one of JAX, or write a dict of arrays to a ReplayBuffer"
+            )
         raise TypeError(
             f"a tensor storage keeps text, bytes, None, numbers, and lists and dicts of these, got {what}; use ListStorage"
         )

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
 from tensordict import is_tensor_collection
 from torch import Tensor
 
@@ -47,7 +49,7 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
 
 def lead_of(data: Any) -> tuple[int, ...]:
     """The shape of the first leaf of data that has dims, batch dims of a tensordict or the length of a list of texts."""
-    if isinstance(data, Tensor) or is_tensor_collection(data):
+    if isinstance(data, Tensor | np.ndarray | jax.Array) or is_tensor_collection(data):
         return tuple(data.shape)
     if isinstance(data, list) and any(isinstance(element, str | bytes) for element in data):
         return (len(data),)

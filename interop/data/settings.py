@@ -18,7 +18,16 @@ import sys
 import threading
 import warnings
 import zlib
+from importlib.util import find_spec
 from typing import Any
+
+for _library in ("torch", "tensordict", "numpy", "h5py"):  # this is the first module of the package that is imported
+    if find_spec(_library) is None:
+        raise ImportError(
+            f"interop needs {_library}, which is not installed: pip install '.[interop]' in a copy of the repository. fbuf "
+            "alone needs JAX only",
+            name=_library,
+        )
 
 _jax_is_ours = "jax" not in sys.modules
 _torch_only = _jax_is_ours and "NPROC" not in os.environ

@@ -20,7 +20,7 @@ from fbuf.checkpoint.arrays import row_bytes
 from fbuf.checkpoint.manifest import parse_json
 from interop.buffers import ReplayBuffer
 from interop.checkpoint.layouts import dtype_stored
-from interop.checkpoint.torchrl_folders import is_torchrl_folder
+from interop.checkpoint.other_folders import is_torchrl_folder
 from interop.data.arguments import class_of
 from interop.data.bridge import DTYPES
 from interop.data.layout import Layout, Leaf, LeafSpec

@@ -49,7 +49,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             raise TypeError(f"{cls.__name__} chooses no items: define draw(storage, batch_size, key) in it")
         if (args or kwargs) and cls.__init__ is object.__init__:  # to which they would be lost
             raise TypeError(f"{cls.__name__}() takes no arguments, got {args or kwargs}")
-        return super().__new__(cls)
+        return super().__new__(cls, *args, **kwargs)
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """An index into the storage and the info of a batch, both determined by the key and the state of the sampler.

@@ -20,7 +20,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from fbuf.checkpoint import CheckpointCorrupt, Fields
+from fbuf.checkpoint import CheckpointCorrupt, Fields, manifest
 from fbuf.memory_plan import Plan, Share
 from interop.host.threads import renew_in_children
 from interop.shared.journal import commits_of
@@ -363,6 +363,11 @@ def description(root: Path) -> Fields:
     """What the description says. FileNotFoundError where there is none, `CheckpointCorrupt` for a damaged one."""
     path = root / DESCRIPTION
     if not os.path.lexists(path):
+        if os.path.lexists(root / manifest.NAME):
+            raise FileNotFoundError(
+                f"{root} is a checkpoint, not a folder of rows: build the buffer or storage, and load it by "
+                f"loads({str(root)!r})"
+            )
         raise FileNotFoundError(
             f"{root} holds no storage that can be opened: there is no {DESCRIPTION} in it. LazyMemmapStorage(max_size, "
             "scratch_dir=...) makes one"

@@ -51,7 +51,7 @@ class Storage(Component, Seeded):
     ring: Ring  # rows in use, cursor, and counters of writes
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
-        storage = super().__new__(cls)
+        storage = super().__new__(cls, *args, **kwargs)
         storage.followers = Followers()
         storage.ring = Ring()
         storage.guard = Guard(storage)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
+from interop.data.arguments import there
 from interop.data.layout import Layout, LeafSpec
 from interop.engine import plans
 from interop.engine.guard import Guard
@@ -37,7 +38,7 @@ class Place:
     kept: KeptValues | None = None  # priorities or uses of the items, if they are kept in a file beside the rows
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = device if device == "auto" else torch.device(device)
+        self.device = device if device == "auto" else there(torch.device(device))
 
     # ------------------------------------------------------------------ memory
 

@@ -1,8 +1,9 @@
-"""Recognizes folders that torchrl's `dumps` wrote, and names the call that converts them."""
+"""Recognizes folders that are no checkpoints, and names the call that reads them."""
 
 import os
 
 from fbuf.checkpoint import CheckpointMismatch, manifest
+from interop.shared.folder import DESCRIPTION
 
 
 def is_torchrl_folder(path: str | os.PathLike[str]) -> bool:
@@ -13,8 +14,14 @@ def is_torchrl_folder(path: str | os.PathLike[str]) -> bool:
     return os.path.isdir(os.path.join(top, "storage")) or os.path.isfile(os.path.join(top, "buffer_metadata.json"))
 
 
-def refuse_torchrl_folder(path: str | os.PathLike[str]) -> None:
-    """CheckpointMismatch for a folder that torchrl wrote."""
+def refuse_other_folder(path: str | os.PathLike[str]) -> None:
+    """CheckpointMismatch for a folder that torchrl wrote, FileNotFoundError for the rows of a memory map."""
+    top = os.fspath(path)
+    if os.path.isfile(os.path.join(top, DESCRIPTION)) and not os.path.lexists(os.path.join(top, manifest.NAME)):
+        raise FileNotFoundError(
+            f"{top} holds the rows of a LazyMemmapStorage, not a checkpoint: LazyMemmapStorage.open({top!r}) continues with "
+            "them"
+        )
     if is_torchrl_folder(path):
         raise CheckpointMismatch(
             f"{os.fspath(path)}: was written by torchrl. Convert it once, and load the result: "
