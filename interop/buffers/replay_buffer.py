@@ -1,4 +1,4 @@
-"""The replay buffer: a storage, a sampler and a writer joined."""
+"""The replay buffer: rows pass transforms, the writer names their slots, samplers are told; a sampler draws them again."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""User data to a flat list of tensors, and back as the same type: the layout of an item, fixed at the first write."""
+"""A batch becomes a flat list of leaves, and leaves a batch of the same type: the layout of an item, fixed at the first write."""
 
 import dataclasses
 import functools
