@@ -1,4 +1,4 @@
-"""A batch becomes a flat list of leaves, and leaves a batch of the same type: the layout of an item, fixed at the first write."""
+"""A batch becomes a list of leaves, and leaves become a batch again: the layout of an item, fixed at the first write."""
 
 import dataclasses
 import functools
