@@ -14,6 +14,7 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     ReplayBufferEnsemble,
+    Sampler,
     Storage,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -132,6 +133,44 @@ def test_a_write_that_raises_is_counted_once(times: int, recent: Any) -> None:
     for start, count in ((0, 10), (100, 4)):
         expected.extend(rows(count, start))
     same_draws(first, expected)
+
+
+class Writes(Sampler):
+    """Counts the writes of each slot, in one array that is changed in place."""
+
+    stateless = True
+
+    def __init__(self) -> None:
+        self.counts = torch.zeros(50, dtype=torch.int64)
+        self.done: list[Any] = []
+
+    def before_write(self) -> dict[str, Any]:
+        self.done = []
+        return {}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        while self.done:
+            self.counts[self.done.pop()] -= 1
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        self.done.append(index)
+        self.counts[index] += 1
+
+    def draw(self, storage: Any, batch_size: int, key: Any) -> Any:
+        return self.counts[: len(storage)].argmax().expand(batch_size), {}
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_large_memory_is_put_back_by_methods_of_the_class(times: int, recent: Any) -> None:
+    left = [0]
+    storage = LazyTensorStorage(50)
+    first, _second = build(Writes(), storage), build(failing(recent, KeyboardInterrupt, left), storage)
+    first.extend(rows(10))
+    left[0] = times
+    with pytest.raises(KeyboardInterrupt):
+        first.extend(rows(45, 100))
+    assert first.sampler.counts.tolist() == [2] * 5 + [1] * 45
+    assert first.sample()["index"].unique().numel() == 1
 
 
 def test_a_write_that_is_refused_changes_nothing(recent: Any) -> None:
