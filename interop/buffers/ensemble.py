@@ -353,20 +353,22 @@ class ReplayBufferEnsemble(Sampled):
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         where = options.where
         sampler = self.sampler
-        is_dict = checkpoints.is_state_dict(tree, options)
-        fields = Fields(tree, "the state_dict of an ensemble") if is_dict else checkpoints.fields_of(tree, where)
-        members = fields.items("_members" if is_dict else "members")
+        if checkpoints.is_state_dict(tree, options):
+            fields = Fields(tree, "the state_dict of an ensemble")
+            members = fields.items("_members")
+            choice: object = {"choice": fields.any("_sampler")}
+            with_settings = checkpoints.with_settings_dict
+        else:
+            fields = checkpoints.fields_of(tree, where)
+            members = fields.items("members")
+            choice = state_for(sampler, fields.any("sampler"), f"{where}, sampler")
+            with_settings = checkpoints.with_settings
         if len(members) != len(self):
             raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self)} are here")
-        choice = (
-            {"choice": fields.any("_sampler")}
-            if is_dict
-            else state_for(sampler, fields.any("sampler"), f"{where}, sampler")
-        )
         entries = Entries(choice, sampler)
         rest = [sampler.with_settings(entries.fields("choice"), entries)]
         entries.settle()
-        rest += (checkpoints.with_settings_dict if is_dict else checkpoints.with_settings)(self, fields, options)
+        rest += with_settings(self, fields, options)
         checks = []
         for place, (member, saved) in enumerate(zip(self.members, members, strict=True)):
             beside = (*options.beside, *self.members[:place])

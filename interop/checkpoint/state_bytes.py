@@ -61,7 +61,10 @@ def unpack(
         raw = np.frombuffer(unused.pop(), np.uint8)
         if raw.size != row_bytes(dtype, shape):
             raise CheckpointCorrupt(f"{where}: an array of {dtype} {shape} cannot have {raw.size} bytes")
-        return (raw if raw.flags.writeable else raw.copy()).view(dtype).reshape(shape)
+        try:
+            return (raw if raw.flags.writeable else raw.copy()).view(dtype).reshape(shape)
+        except (ValueError, OverflowError) as error:  # such as a dim of 2**70 beside one of 0
+            raise CheckpointCorrupt(f"{where}: no array has the shape {shape}") from error
 
     tree = lift(parse_json(text, where), found)
     if unused:

@@ -246,6 +246,14 @@ def test_values_come_back_as_they_were() -> None:
     assert b"pickle" not in text
 
 
+def test_impossible_shapes_are_found() -> None:
+    text, arrays = pack({"x": np.zeros((3, 0))})
+    changed = text.replace(b'"raw":{"$array":["uint8",[0]]}', b'"raw":{"$array":["uint8",[0,1180591620717411303424]]}')
+    assert changed != text
+    with pytest.raises(CheckpointCorrupt, match="no array has the shape"):
+        unpack(changed, arrays)
+
+
 def test_objects_are_refused() -> None:
     with pytest.raises(TypeError, match=r"save tensors and plain values instead"):
         pack({"what": object()})
