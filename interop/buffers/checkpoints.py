@@ -88,7 +88,7 @@ def state(buffer: HasComponents, out: Writing | None) -> dict[str, Any]:
 
 def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> Apply:
     """Check a result of `state`, or of `state_dict`; the returned function puts it in."""
-    if options.source is None and isinstance(tree, Mapping) and "kind" not in tree:
+    if is_state_dict(tree, options):
         return _with_state_dict(buffer, Fields(tree, "the state_dict of a buffer"), options)
     where = options.where
     fields = fields_of(tree, where)
@@ -101,7 +101,7 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
         *with_settings(buffer, fields, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
-    if all(storage is not getattr(other, "storage", None) for other in options.beside):
+    if _loads_storage(buffer, options):
         content, source = fields.any("storage"), options.source
         rows: Apply = (
             storage.with_state(content, options)
@@ -112,21 +112,45 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
     return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, options.beside)])
 
 
-def state_dict(buffer: HasComponents) -> dict[str, Any]:
-    """A copy of the state as plain values and tensors. The lock is held."""
+def is_state_dict(tree: object, options: LoadOptions) -> bool:
+    """Whether a tree is a result of `state_dict`, and not of `state`."""
+    return options.source is None and isinstance(tree, Mapping) and "kind" not in tree
+
+
+def settings_dict(buffer: HasSettings) -> dict[str, Any]:
+    """The part of a `state_dict` that buffers and ensembles have."""
     generator = buffer.generator
     transforms = buffer.transform.state_dict()
     return {
-        "_storage": buffer.storage.state_dict(),
-        "_sampler": buffer.sampler.state_dict(),
-        "_writer": buffer.writer.state_dict(),
         "_transforms": {
             key: value.clone() if isinstance(value, Tensor) else value for key, value in transforms.items()
         },
         "_batch_size": buffer.batch_size,
-        "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),
         "_rng": None if generator is None else (generator.get_state(), str(generator.device)),
         "_prefetch_state": None,
+    }
+
+
+def with_settings_dict(buffer: HasSettings, fields: Fields, options: LoadOptions) -> list[Apply]:
+    """Check the settings in a `state_dict`; the returned functions put them in."""
+    rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
+    generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
+    size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
+    return [
+        buffer.transform.with_state(fields.any("_transforms"), options),
+        _with_generator(buffer.generator, generator, fields.where),
+        buffer.with_batch_size(size),
+    ]
+
+
+def state_dict(buffer: HasComponents) -> dict[str, Any]:
+    """A copy of the state as plain values and tensors. The lock is held."""
+    return {
+        "_storage": buffer.storage.state_dict(),
+        "_sampler": buffer.sampler.state_dict(),
+        "_writer": buffer.writer.state_dict(),
+        "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),
+        **settings_dict(buffer),
     }
 
 
@@ -134,19 +158,20 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
     for name in ("_sampler", "_writer"):
         if name not in fields:
             raise CheckpointMismatch(f"{fields.where}: it is not the state of a buffer, the entry {name!r} is missing")
-    rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
-    generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
-    size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
     parts: list[Apply] = [
         buffer.sampler.with_state(fields.any("_sampler"), options),
         buffer.writer.with_state(fields.any("_writer"), options),
-        buffer.transform.with_state(fields.any("_transforms"), options),
-        _with_generator(buffer.generator, generator, fields.where),
-        buffer.with_batch_size(size),
+        *with_settings_dict(buffer, fields, options),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
-    parts.insert(0, buffer.storage.with_state(fields.any("_storage"), options))
-    return Together([buffer.drop_prefetched, *parts, buffer.reloaded])
+    if _loads_storage(buffer, options):
+        parts.insert(0, buffer.storage.with_state(fields.any("_storage"), options))
+    return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, options.beside)])
+
+
+def _loads_storage(buffer: HasComponents, options: LoadOptions) -> bool:
+    """Whether no buffer that is loaded before has the same storage."""
+    return all(buffer.storage is not getattr(other, "storage", None) for other in options.beside)
 
 
 def _with_generator(generator: torch.Generator | None, saved: Any, where: str) -> Apply:

@@ -14,9 +14,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointMismatch, Writing
-from interop.buffers import collate, editing
-from interop.buffers.checkpoints import fields_of, settings, with_settings
+from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
+from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import check_fit
 from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
 from interop.buffers.replay_buffer import ReplayBuffer
@@ -334,19 +333,39 @@ class ReplayBufferEnsemble(Sampled):
         for member in self.members:
             member.drop_prefetched()
         return {
-            **settings(self),
+            **checkpoints.settings(self),
             "members": [member.state(out) for member in self.members],
             "sampler": described(self.sampler, {"choice": self.sampler.settings()}),
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the state that `dumps` saves: that of each member, as of `ReplayBuffer.state_dict`, and the settings."""
+        with self._unchanging():
+            self.drop_prefetched()
+            for member in self.members:
+                member.drop_prefetched()
+            return {
+                "_members": [checkpoints.state_dict(member) for member in self.members],
+                "_sampler": self.sampler.settings(),
+                **checkpoints.settings_dict(self),
+            }
+
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         where = options.where
-        fields = fields_of(tree, where)
-        members = fields.items("members")
+        sampler = self.sampler
+        if checkpoints.is_state_dict(tree, options):
+            fields = Fields(tree, "the state_dict of an ensemble")
+            members = fields.items("_members")
+            choice: object = {"choice": fields.any("_sampler")}
+            with_settings = checkpoints.with_settings_dict
+        else:
+            fields = checkpoints.fields_of(tree, where)
+            members = fields.items("members")
+            choice = state_for(sampler, fields.any("sampler"), f"{where}, sampler")
+            with_settings = checkpoints.with_settings
         if len(members) != len(self):
             raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self)} are here")
-        sampler = self.sampler
-        entries = Entries(state_for(sampler, fields.any("sampler"), f"{where}, sampler"), sampler)
+        entries = Entries(choice, sampler)
         rest = [sampler.with_settings(entries.fields("choice"), entries)]
         entries.settle()
         rest += with_settings(self, fields, options)
@@ -381,14 +400,6 @@ class ReplayBufferEnsemble(Sampled):
     def empty(self, empty_write_count: bool = True) -> NoReturn:
         """NotImplementedError: only members can be emptied."""
         raise NotImplementedError("an ensemble is not emptied as a whole: ensemble[i].empty()")
-
-    def state_dict(self) -> NoReturn:
-        """NotImplementedError: only members have a state."""
-        raise NotImplementedError("an ensemble has no state of its own: use ensemble[i].state_dict()")
-
-    def load_state_dict(self, state_dict: Any) -> NoReturn:
-        """NotImplementedError: only members have a state."""
-        self.state_dict()
 
     def __repr__(self) -> str:
         parts = f"storages={self.storage},\nsamplers={self.sampler},\nwriters={self.writer},"

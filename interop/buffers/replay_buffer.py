@@ -1,4 +1,4 @@
-"""The replay buffer: a storage, a sampler and a writer joined."""
+"""The replay buffer: rows pass transforms, the writer names their slots, samplers are told; a sampler draws them again."""
 
 import copy
 import os
@@ -25,7 +25,7 @@ from interop.buffers.request import Request, RequestPart, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
-from interop.checkpoint.state import EXACT, Apply, LoadOptions
+from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
 from interop.data import bridge, randomness
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
@@ -42,7 +42,7 @@ from interop.samplers.drawn_elsewhere import DrawnElsewhere
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
-from interop.storages.all_or_nothing import Undoable, finish_or_undo
+from interop.storages.all_or_nothing import OwnAttributes, Undoable, finish_or_undo
 from interop.storages.batches import batch_of, read_batch
 from interop.storages.storage import Follower, is_undoable
 from interop.transforms import Compose, Transform
@@ -197,7 +197,8 @@ class ReplayBuffer(Sampled):
         self._moves_slots = writer.leaves_slots_on_host
         self._extend = writer.extend_on_host if self._moves_slots else writer.extend
         own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
-        self._undoable = tuple(component for component, changes in own if changes)
+        added = (OwnAttributes(component) for component in (storage, writer) if not is_ours(type(component)))
+        self._undoable = (*(component for component, changes in own if changes), *added)
         storage.attach(self)
         self._pass_generator()
 

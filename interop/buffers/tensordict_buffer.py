@@ -1,4 +1,4 @@
-"""A replay buffer of tensordicts, which carry their index and priorities along."""
+"""A replay buffer of tensordicts: rows come in as one, with their index and priorities as entries."""
 
 import dataclasses
 import warnings

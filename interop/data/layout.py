@@ -1,4 +1,4 @@
-"""User data to a flat list of tensors, and back as the same type: the layout of an item, fixed at the first write."""
+"""A batch becomes a list of leaves, and leaves become a batch again: the layout of an item, fixed at the first write."""
 
 import dataclasses
 import functools

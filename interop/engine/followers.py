@@ -82,11 +82,11 @@ class Followers:
         for buffer in self.buffers():
             buffer.drop_prefetched()
 
-    def report(self, storage: Followed, before: Counts) -> None:
+    def report(self, storage: Followed, before: Counts, prepare: Callable[[], None] | None = None) -> None:
         """Call `mark_update` of the buffers for all rows written since the counts were `before`.
 
         Rows are known if they were written around the ring; other writes are reported by the writer. Samplers of a storage
-        that was emptied meanwhile are cleared first.
+        that was emptied meanwhile are cleared first. `prepare` is called before the first call, if there is one.
         """
         if counts_of(storage) == before:
             return
@@ -99,6 +99,8 @@ class Followers:
         was_emptied = len(storage) < length
         if was_emptied:
             rows = torch.arange(storage.filled_rows, device="cpu")
+        if prepare is not None and (was_emptied or len(rows)):
+            prepare()
         for buffer in self.buffers():
             if buffer.sampler.follows_writes:
                 if was_emptied:

@@ -1,4 +1,4 @@
-"""What keeps a storage sound: its lock, among threads and processes, and the record that rolls back unfinished writes.
+"""What keeps rows sound while they are written: the lock of a storage, and the record that rolls back unfinished writes.
 
 A write takes the lock, opens a transaction, and saves the rows that it overwrites, where the storage has a record. A process
 that takes the lock next rolls back what a killed one has left open, and tells the samplers of what others have written.

@@ -1,4 +1,4 @@
-"""Priorities of items in a file beside them."""
+"""Priorities of items in a file beside them; a row that is overwritten loses its priority."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the items are and where the ring stands: a layout, rows in some place, and the counters of the ring.
+"""Admits rows, writes them to a place and reads them by slot: a layout, a place, and the counters of the ring.
 
 A batch is admitted, which finds every error of structure, shape and dtype and, for the first batch, fixes the layout and
 takes memory from the place. Then its leaves are written, one copy a leaf. Under a record the rows that they overwrite are

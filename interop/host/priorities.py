@@ -1,4 +1,4 @@
-"""Priorities of stored items in one array; the tree that draws by them is a cache, rebuilt from the array when lost."""
+"""Each stored row has a priority in one array; the tree that draws by them is a cache, rebuilt from the array when lost."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""The counters of a storage: size, cursor, and writes that did not go around the ring."""
+"""Where the next row goes and how many there are: the counters of a storage, and writes that did not go around the ring."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Leaf tensors of shape [rows, *lanes, ...] in the memory of torch or of JAX, with one way to write and read them.
+"""Rows are written and read here, one copy a leaf: tensors [rows, *lanes, ...] in the memory of torch or of JAX.
 
 On the CPU rows live in torch's memory (ordinary, given by the user, shared or memory-mapped): an item that the user
 holds stays a live view, and no length of batch costs a compilation. They are read by NumPy's

@@ -1,4 +1,4 @@
-"""Validation of slots and priorities that users pass: NumPy arrays, or an error before anything changes."""
+"""Slots of rows, and priorities, become NumPy arrays, or an error before anything changes."""
 
 from typing import Any
 

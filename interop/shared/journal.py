@@ -1,4 +1,4 @@
-"""Undo records: what a killed process left unfinished of a write, the next process rolls back.
+"""Undo records: rows are saved before they are overwritten, and put back if the process that writes is killed.
 
 Before its first change a transaction saves the counters and then, one after the other, the rows that it will overwrite. One
 store of 8 bytes begins it, another one commits it. The stores of a killed process were done in their order, into shared

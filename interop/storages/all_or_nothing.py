@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from interop.checkpoint.state import undeclared
 from interop.host.threads import uninterrupted
 from interop.storages.storage import Storage
 
@@ -18,6 +19,25 @@ class Undoable(Protocol):
 
     def put_back(self, before: dict[str, Any]) -> None:
         """Be as before the write, but for rows and other large memory that it has overwritten."""
+
+
+class OwnAttributes:
+    """The attributes that a class of the user's adds to a storage or writer of the library: these are put back."""
+
+    def __init__(self, component: object) -> None:
+        self._component = component
+
+    def before_write(self) -> dict[str, Any]:
+        """The attributes, but not what is in their lists and arrays."""
+        attributes = vars(self._component)
+        return {name: attributes[name] for name in undeclared(self._component)}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        """Have these attributes again, and no later ones."""
+        for name in undeclared(self._component):
+            if name not in before:
+                delattr(self._component, name)
+        vars(self._component).update(before)
 
 
 def all_or_nothing(storage: Storage, undoable: Sequence[Undoable], write: Callable[[], _T]) -> _T:
@@ -71,5 +91,14 @@ def finish_or_undo(
         except BaseException:
             if counts is not None:  # rows may be written, with the priorities of the rows before
                 storage.guard.recover()
-                storage.followers.report(storage, counts)
+                storage.followers.report(storage, counts, partial(_put_back_samplers, storage, kept))
             raise
+
+
+def _put_back_samplers(storage: Storage, kept: Sequence[tuple[Undoable, Any]]) -> None:
+    """Some samplers know the write already, and are to be told of it once more."""
+    samplers = [buffer.sampler for buffer in storage.followers.buffers()]
+    with storage.guard.transaction():
+        for each, before in reversed(kept):
+            if any(each is sampler for sampler in samplers):
+                each.put_back(before)

@@ -1,4 +1,4 @@
-"""The oldest slot first."""
+"""Names the slots of new rows: the oldest slot first."""
 
 from collections.abc import Callable
 from functools import partial

@@ -267,8 +267,6 @@ def test_writing_to_the_ensemble_is_refused(call):
     "call",
     [
         lambda ensemble: ensemble.empty(),
-        lambda ensemble: ensemble.state_dict(),
-        lambda ensemble: ensemble.load_state_dict({}),
         lambda ensemble: ensemble.storage.state_dict(),
         lambda ensemble: ensemble.storage.load_state_dict({}),
         lambda ensemble: ensemble.writer.extend(1),

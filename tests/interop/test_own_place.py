@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import interop
 from interop import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer, TensorStorage
 from tests.interop.every_pair import outcome
+from tests.interop.page import names_of
 from tests.interop.pair_history import BUFFERS, SAMPLERS, STORAGES, WRITERS, Cell
 from tests.interop.rows import check_same
-
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "extending.md").read_text(), re.S)
 
 
 @pytest.fixture(scope="module")
 def place() -> Any:
     """The class of the page."""
-    [block] = [block for block in BLOCKS if "class ZlibRows" in block]
-    names: dict[str, Any] = {"torch": torch, **{name: getattr(interop, name) for name in interop.__all__}}
-    names["TensorDict"] = TensorDict
-    exec(block, names)
-    return names["Zlib"]
+    return names_of("class ZlibRows")["Zlib"]
 
 
 def rows(count: int, start: int = 0) -> TensorDict:
