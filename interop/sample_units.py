@@ -156,7 +156,7 @@ class Sequence(SampleUnit):
         rows = anchors[0]
         index = self._trajectories(storage)
         if index is None or (self.episode_boundary == "include_reset" and not index.is_interleaved):
-            filled = storage.filled_rows
+            filled = storage.contents.filled_rows
             before, after = storage.ring.around(rows, filled, storage.row_capacity(None))
             return _Runs(before, after, lambda offsets: (rows[:, None] + offsets) % filled)
         times, first, last = index.located(rows, lanes_of(anchors, storage.shape or ()))

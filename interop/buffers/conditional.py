@@ -84,7 +84,7 @@ def update_rows(
             column[tuple(coordinates.to(column.device) for coordinates in at)] = values.reshape(
                 len(winners), *column.shape[len(at) :]
             )
-        storage.edited(at[0].numpy())
+        storage.contents.edited(at[0].numpy())
     if versions is None:
         return ConditionalUpdateResult(chosen)
     written = torch.zeros_like(present)
@@ -120,7 +120,7 @@ def _checked(storage: TensorStorage, patch: Any, count: int) -> dict[tuple[Any, 
     if not isinstance(patch, Mapping) and not is_tensor_collection(patch):
         raise TypeError(f"patch must be a dict or tensordict of tensors by key, got {type(patch).__name__}")
     entries = dict(entries_below(patch))
-    storage.refuse_edit(entries)
+    storage.contents.refuse_edit(entries)
     for path, values in entries.items():
         column = _column(storage, path)
         if not isinstance(values, Tensor):
@@ -159,7 +159,7 @@ def _versions(storage: TensorStorage, entries: Any, key: NestedKey, version: Any
 
 
 def _column(storage: TensorStorage, path: tuple[Any, ...]) -> Tensor:
-    column = storage.column(path)
+    column = storage.contents.column(path)
     if column is None:
         raise RuntimeError(f"update_if_present() cannot see into a {type(storage).__name__} whose get() is replaced")
     return column

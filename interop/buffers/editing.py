@@ -52,7 +52,7 @@ def edit(storage: Storage, values: Any, index: Any = ..., dim: int = 0, adds: bo
     tensordicts, and the errors of `_planned`.
     """
     storage.guard.refuse_forked_child()
-    rows = storage.editable(values)
+    rows = storage.contents.editable(values)
     if not is_tensor_collection(rows):
         raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
     rows = swapped(rows, dim)
@@ -65,7 +65,7 @@ def edit(storage: Storage, values: Any, index: Any = ..., dim: int = 0, adds: bo
         entry[place] = value
     if defined_outside(storage, "get") or not storage.is_live(slice(None)):  # what was edited may be a copy
         storage[:] = swapped(rows, dim)
-    storage.edited(slice(None))
+    storage.contents.edited(slice(None))
 
 
 def _planned(

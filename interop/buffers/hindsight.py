@@ -233,7 +233,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     def _entries(self) -> "_Entries":
         """The entries that hindsight uses; cached for a layout. KeyError for missing ones."""
-        layout = self._storage.item_layout
+        layout = self._storage.contents.layout
         if self._cached_entries is None or layout is None or self._cached_entries[0] is not layout:
             self._cached_entries = layout, self._find_entries()
         return self._cached_entries[1]

@@ -513,7 +513,7 @@ class ReplayBuffer(Sampled):
 
             def write() -> None:
                 with storage.guard.transaction():
-                    storage.clear()
+                    storage.empty()
                     for buffer in buffers:
                         buffer.forget(empty_write_count)
 

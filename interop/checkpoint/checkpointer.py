@@ -12,6 +12,7 @@ from interop.checkpoint.other_folders import refuse_other_folder
 from interop.checkpoint.state import Apply, LoadOptions
 from interop.checkpoint.values import decode
 from interop.host.ring import Ring
+from interop.shared.storage_lock import StorageLock
 
 
 class Transacts(Protocol):
@@ -34,8 +35,8 @@ class Content(Protocol):
 
     def __len__(self) -> int: ...
 
-    def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Hold the lock."""
+    @property
+    def lock(self) -> StorageLock: ...
 
     @property
     def guard(self) -> Transacts: ...
@@ -70,7 +71,7 @@ class StorageCheckpointerBase:
 
     def dumps(self, storage: Content, path: str | os.PathLike[str]) -> None:
         """Save the content in a folder, which is made if it is missing: whole and flushed, or not at all."""
-        with Writing(path) as out, storage.locked():
+        with Writing(path) as out, self._held(storage):
             out.write(self.write(storage, out))
 
     def loads(
@@ -84,8 +85,12 @@ class StorageCheckpointerBase:
         allow_pickle: bool = False,
     ) -> None:
         """Load what `dumps` saved, for the options see `ReplayBuffer.loads`. After an error nothing has changed."""
-        with storage.locked():
+        with self._held(storage):
             self._load_from(storage, path, verify, LoadOptions(strict, cast, allow_pickle))
+
+    def _held(self, storage: Content) -> contextlib.AbstractContextManager[object]:
+        """Hold the lock of what is saved or loaded."""
+        return storage.lock.held()
 
     def _load_from(self, storage: Content, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
         def use(source: Source) -> Apply:

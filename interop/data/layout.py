@@ -262,8 +262,8 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> No
         missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
         raise KeyError(
             f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}"
-            f"{nearest(extra, missing)}. The first write fixed them; nothing was written. Have all keys in it; later ones are "
-            "added by rb[:] = data, of all rows, and in a storage with fill={key: value for the rows from before}"
+            f"{nearest(extra, missing)}. The first write fixed them; nothing was written. Have all keys in it; later ones "
+            "are added by rb[:] = data, of all rows, and in a storage with fill={key: value for the rows from before}"
         )
     for key, child in zip(node.keys, node.children, strict=True):
         value = items[key]

@@ -39,7 +39,7 @@ class FramesOnceStorage(LazyMemmapStorage):
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """RuntimeError: the storage is read-only."""
-        self.refuse_edit(())
+        self.contents.refuse_edit(())
 
     def is_live(self, index: Any) -> bool:
         return False

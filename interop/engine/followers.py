@@ -19,19 +19,26 @@ class Follower(Protocol):
         """New items are at index."""
 
 
+class HasRows(Protocol):
+    """The items of a storage."""
+
+    @property
+    def filled_rows(self) -> int: ...
+
+    def coordinates(self, rows: Any) -> Any: ...
+
+
 class Followed(Protocol):
     """A storage."""
 
     ring: Ring
 
     @property
-    def filled_rows(self) -> int: ...
+    def contents(self) -> HasRows: ...
 
     def __len__(self) -> int: ...
 
     def row_capacity(self, data: Any) -> int: ...
-
-    def coordinates(self, rows: Any) -> Any: ...
 
 
 def counts_of(storage: Followed) -> Counts:
@@ -95,10 +102,10 @@ class Followers:
         ring = storage.ring
         count = min(ring.written - written, capacity)
         rows = torch.arange(ring.cursor - count, ring.cursor, device="cpu") % max(capacity, 1)
-        rows = rows[rows < storage.filled_rows]
+        rows = rows[rows < storage.contents.filled_rows]
         was_emptied = len(storage) < length
         if was_emptied:
-            rows = torch.arange(storage.filled_rows, device="cpu")
+            rows = torch.arange(storage.contents.filled_rows, device="cpu")
         if prepare is not None and (was_emptied or len(rows)):
             prepare()
         for buffer in self.buffers():
@@ -106,7 +113,7 @@ class Followers:
                 if was_emptied:
                     buffer.sampler.clear()
                 if len(rows):
-                    buffer.mark_update(storage.coordinates(rows))
+                    buffer.mark_update(storage.contents.coordinates(rows))
 
     def __reduce__(self) -> Any:
         return Followers, ()

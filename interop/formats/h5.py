@@ -98,7 +98,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         place = File(os.path.realpath(path))  # a link is resolved once
         beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with storage.locked(), _writing(beside) as opened:
+            with self._held(storage), _writing(beside) as opened:
                 self._write(opened, self._saveable(storage))
             flush(beside)
             flush(beside.parent)

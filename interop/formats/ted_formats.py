@@ -80,9 +80,9 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
                 f"a {type(self).__name__} saves tensordicts of a LazyTensorStorage or LazyMemmapStorage, got a "
                 f"{type(storage).__name__}: use its default checkpointer"
             )
-        if storage.item_layout is None:
+        if storage.table.layout is None:
             raise RuntimeError("Cannot save a non-initialized storage.")
-        if not storage.item_layout.is_tensordict or storage.table.packs:
+        if not storage.table.layout.is_tensordict or storage.table.packs:
             raise ValueError(
                 f"a {type(self).__name__} saves tensordicts, without text and ragged rows; use a "
                 "TensorStorageCheckpointer for other items"
@@ -96,11 +96,11 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 
     def _described(self, storage: TensorStorage) -> dict[str, Any]:
         """What `_with_arrays` needs beside the flat arrays, as plain values."""
-        assert storage.item_layout is not None
+        assert storage.table.layout is not None
         names = self._flattening.names
         keys = {"done": names.done, "reward": names.reward, "episodes": (self._episodes(),)}
         return {
-            "layout": saved_layout(storage.item_layout),
+            "layout": saved_layout(storage.table.layout),
             "ring": saved_ring(storage.table),
             "keys": {name: list(map(list, paths)) for name, paths in keys.items()},
         }

@@ -162,7 +162,7 @@ class _Dump:
             sampler = PrioritizedSampler(capacity, state["_alpha"], state["_beta"], state["_eps"], dtype)
         if ring is None:
             return sampler, ImmutableDatasetWriter()
-        layout = storage.item_layout
+        layout = storage.contents.layout
         stamped = layout is not None and layout.is_tensordict and ("index",) in layout.places
         return sampler, TensorDictRoundRobinWriter() if stamped else RoundRobinWriter()
 
@@ -269,7 +269,10 @@ class _Dump:
 
     def _storage(self, like: TensorStorage | None, ring: "_Ring | None") -> TensorStorage:
         """A storage whose rows are the files."""
-        fields, known = self._fields("storage", "storage_metadata.json"), None if like is None else like.fixed_layout
+        fields, known = (
+            self._fields("storage", "storage_metadata.json"),
+            None if like is None else like.table.fixed_layout,
+        )
         if fields.flag("is_pytree"):
             files = self._pytree(fields.fields("metadata"), fields.any("metadata"), known)
         else:

@@ -337,7 +337,7 @@ class TensorDictMap(TensorMap, Component):
 
     @contextlib.contextmanager
     def _unchanging(self) -> Iterator[None]:
-        with self._lock, self.storage.locked():
+        with self._lock, self.storage.lock.held():
             yield
 
     def dumps(self, path: str | os.PathLike[str]) -> None:

@@ -88,24 +88,24 @@ class BoundaryKeys:
         """The markers of stored rows: [n, lanes]. O(rows)."""
         columns = iter(_columns(storage, self.stored_keys.paths(), rows, lanes))
         groups = [[next(columns) for _ in group] for group in self.stored_keys.groups()]
-        count = len(range(*rows.indices(storage.filled_rows))) if isinstance(rows, slice) else len(rows)
+        count = len(range(*rows.indices(storage.contents.filled_rows))) if isinstance(rows, slice) else len(rows)
         return Markers.of((count, lanes), *groups)
 
 
 def _probed(storage: Storage) -> Sequence[int]:
     """The slots of items in which entries are looked for: of a list, whose items may differ, the first and the newest."""
-    if storage.item_layout is not None or storage.ndim > 1:
+    if storage.contents.layout is not None or storage.ndim > 1:
         return (0,)
-    filled = storage.filled_rows
+    filled = storage.contents.filled_rows
     return tuple(dict.fromkeys((0, (storage.ring.cursor - 1) % filled)))
 
 
 def _columns(storage: Storage, paths: tuple[Path, ...], rows: np.ndarray | slice, lanes: int) -> list[np.ndarray]:
     """Entries of rows, [n, lanes] each: copies, or views of what is stored."""
-    arrays = storage.host_columns(paths)
+    arrays = storage.contents.host_columns(paths)
     if arrays is not None and all(array is not None and array.dtype.kind in "biuf" for array in arrays):
         return [array.reshape(-1, lanes)[rows] for array in arrays if array is not None]
-    at = np.arange(storage.filled_rows)[rows] if isinstance(rows, slice) else rows
+    at = np.arange(storage.contents.filled_rows)[rows] if isinstance(rows, slice) else rows
     slots = (at[:, None] * lanes + np.arange(lanes)).reshape(-1)
     return [_numbers(value).reshape(-1, lanes) for value in _read(storage, paths, slots)]
 

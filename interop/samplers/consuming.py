@@ -151,9 +151,9 @@ class ConsumingSampler(Sampler):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the draws in the file of the storage; start from those of an earlier process."""
-        if self._file is not None and storage.priorities is self._file:
+        if self._file is not None and storage.contents.kept is self._file:
             return
-        uses = storage.kept_uses()
+        uses = storage.contents.keep(KeptUses)
         if uses is None or uses is self._file:
             return
         self._file = uses

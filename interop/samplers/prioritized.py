@@ -301,9 +301,9 @@ class PrioritizedSampler(DrawingSampler):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the priorities in the file of the storage; start from those of an earlier process."""
-        if self._file is not None and storage.priorities is self._file:
+        if self._file is not None and storage.contents.kept is self._file:
             return
-        file = storage.kept_priorities()
+        file = storage.contents.keep(KeptPriorities)
         if file is None or file is self._file:
             return
         self._file = file

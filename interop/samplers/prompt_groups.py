@@ -202,9 +202,9 @@ class PromptGroupSampler(DrawingSampler):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the groups in the file of the storage; start from those of an earlier process at the next draw or write."""
-        if self._most is None or (self._file is not None and storage.priorities is self._file):
+        if self._most is None or (self._file is not None and storage.contents.kept is self._file):
             return
-        uses = storage.kept_uses()
+        uses = storage.contents.keep(KeptUses)
         if uses is None or uses is self._file:
             return
         self._file = uses
@@ -245,7 +245,7 @@ class PromptGroupSampler(DrawingSampler):
             raise
 
     def _read_ids(self, storage: Storage) -> None:
-        edits, places = storage.ring.slots_edited_since(self._edits, storage.filled_rows, len(storage))
+        edits, places = storage.ring.slots_edited_since(self._edits, storage.contents.filled_rows, len(storage))
         if edits != self._edits:
             self._groups.truncate(len(storage))
         pending = self._pending[self._pending < len(storage)]
@@ -264,7 +264,7 @@ class PromptGroupSampler(DrawingSampler):
         """Enter the groups of an earlier process, except rows that were written since."""
         slots = np.arange(min(words.size, len(storage)))
         if storage.is_full:  # the oldest row is at the cursor
-            slots = np.roll(slots, -storage.ring.cursor * (slots.size // storage.filled_rows))
+            slots = np.roll(slots, -storage.ring.cursor * (slots.size // storage.contents.filled_rows))
         slots = slots[(words[slots] > 0) & ~np.isin(slots, self._pending)]
         rows = zip(slots.tolist(), words[slots].tolist(), ids_of(storage, self._key, slots), strict=True)
         self._groups = Groups.of_words(rows, self._size, self._most)

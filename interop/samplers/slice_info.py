@@ -123,7 +123,7 @@ class SliceInfo:
             for path in self._paths:
                 place = places.get(path)
                 stored_flags.append(None if place is None else runs.one(place, slices.begins, slices.length, slots))
-        elif (arrays := storage.host_columns(self._paths)) is not None:
+        elif (arrays := storage.contents.host_columns(self._paths)) is not None:
             # Other modes of `take` copy twice.
             stored_flags += [None if array is None else array.take(slots, 0, mode="clip") for array in arrays]
         else:

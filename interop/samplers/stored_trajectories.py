@@ -42,16 +42,16 @@ class StoredTrajectories:
         """
         same = self._of is not None and self._of() is storage
         counts = storage.ring.counts
-        layout = storage.item_layout
+        layout = storage.contents.layout
         same = same and layout is self._layout
-        if same and counts == self._counts and (storage.tracks_writes or self._is_as_read(storage)):
+        if same and counts == self._counts and (storage.contents.tracks_writes or self._is_as_read(storage)):
             return self.index
         size = stored(storage)
-        filled = storage.filled_rows
+        filled = storage.contents.filled_rows
         capacity = storage.row_capacity(None)
         lanes = size // filled
         count = counts[0] - self._counts[0]
-        same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self.index.lanes)
+        same = same and storage.contents.tracks_writes and (capacity, lanes) == (self._capacity, self.index.lanes)
         follows = same and self._only_continued(storage, count) and self._has_the_same_keys(storage)
         self._of = None  # an update that raises is made anew by the next call
         self._counts = counts
@@ -92,7 +92,7 @@ class StoredTrajectories:
 
     def _has_the_same_keys(self, storage: Storage) -> bool:
         """Whether the entries that mark trajectories are those of the last update. Items of a list may differ."""
-        if storage.item_layout is not None:
+        if storage.contents.layout is not None:
             return True
         before = self.keys.stored_keys
         self.keys.find(storage)
@@ -109,7 +109,9 @@ class StoredTrajectories:
         """Whether the markers of all rows are unchanged. O(all rows)."""
         before = self._filled, self.keys.stored_keys
         self.keys.find(storage)
-        return (storage.filled_rows, self.keys.stored_keys) == before and self._has_markers(storage, slice(None))
+        return (storage.contents.filled_rows, self.keys.stored_keys) == before and self._has_markers(
+            storage, slice(None)
+        )
 
     def _read(self, storage: Storage, count: int, first: bool) -> None:
         """Enter the next `count` rows; `first` says that these are all rows."""

@@ -1,5 +1,6 @@
 """Checkpointers: how the content of each kind of storage is written to a checkpoint and read."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -137,6 +138,12 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """Each member of a `StorageEnsemble` by its own checkpointer, and the state of the transforms of the members."""
 
     SAVES = "the members of a StorageEnsemble"
+
+    def _held(self, storage: HasMembers) -> contextlib.AbstractContextManager[object]:  # type: ignore[override]
+        locks = contextlib.ExitStack()
+        for each in sorted({member.lock for member in storage.members}, key=id):  # in one order in all threads
+            locks.enter_context(each.held())
+        return locks
 
     def _save(self, storage: HasMembers, out: Writing) -> dict[str, Any]:  # type: ignore[override]
         StorageEnsembleCheckpointer.refuse_other(storage)

@@ -20,7 +20,7 @@ from interop.storages import Storage
 def has(storage: Storage, key: NestedKey, slot: int = 0) -> bool:
     """Whether the items, or the one in `slot` where they may differ, have a tensor under the key."""
     try:
-        if storage.column(key) is not None:
+        if storage.contents.column(key) is not None:
             return True
     except KeyError:
         return False
@@ -39,7 +39,7 @@ def read(storage: Storage, key: NestedKey, slots: np.ndarray) -> Tensor:
 
     KeyError for an entry that is not stored.
     """
-    held = storage.column(key)
+    held = storage.contents.column(key)
     if held is None:
         return _by_item(storage, key, slots)
     if storage.ndim == 1 and held.device.type == "cpu" and held.dtype in bridge.DTYPES:
@@ -51,7 +51,7 @@ def read(storage: Storage, key: NestedKey, slots: np.ndarray) -> Tensor:
 
 def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> list[Tensor]:
     """`read` of several entries; items that are read whole are read once."""
-    if any(storage.column(key) is not None for key in keys):
+    if any(storage.contents.column(key) is not None for key in keys):
         return [read(storage, key, slots) for key in keys]
     found = _gotten(storage, slots.reshape(-1))
     values = (_one_entry(found, key) for key in keys)
@@ -60,7 +60,7 @@ def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> li
 
 def whole(storage: Storage, key: NestedKey) -> Tensor:
     """An entry of all stored items in the order of slots, [items, ...]; a view if possible."""
-    held = storage.column(key)
+    held = storage.contents.column(key)
     if held is None:
         return _by_item(storage, key, np.arange(len(storage)))
     assert storage.shape is not None

@@ -1,6 +1,5 @@
 """The storages of several buffers, read together."""
 
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from textwrap import indent
@@ -53,12 +52,6 @@ class StorageEnsemble(Storage):
         if transforms is not None:
             self.transforms = [None if each is None else _makers[0](each) for each in transforms]
         super().__init__(self.max_size)
-
-    def locked(self) -> Any:
-        locks = contextlib.ExitStack()
-        for each in sorted({member.lock for member in self.members}, key=id):  # in one order in all threads
-            locks.enter_context(each.held())
-        return locks
 
     @property
     def max_size(self) -> int:

@@ -119,7 +119,7 @@ class LazyFrameStorage(TensorStorage):
             raise CheckpointMismatch(f"{where}: it is the state of another storage, it has no 'scheme' of frames")
         fields = Fields(saved, where)
         if fields.any("layout") is None:
-            return self.clear
+            return self._empty
         layout = layout_of(fields.any("layout"), where)
         ring = SavedRing.parsed(fields.fields("ring"))
         fixed = self.table.fixed_layout
@@ -139,7 +139,7 @@ class LazyFrameStorage(TensorStorage):
             raise CheckpointCorrupt(f"{where}: its counts are not those of {ring.filled} rows")
 
         def put() -> None:
-            self.clear()
+            self._empty()
             if fixed is None:
                 self.table.adopt(layout, rows)
             else:  # other processes may have the memory

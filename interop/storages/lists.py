@@ -21,6 +21,7 @@ from interop.engine import plans
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.checkpointers import ListStorageCheckpointer, Unsaved
+from interop.storages.contents import Contents
 from interop.storages.storage import Storage
 
 
@@ -106,9 +107,8 @@ class ListStorage(Storage):
         found = self._taken(places)
         return found if single is None else found[0]
 
-    @property
-    def tracks_writes(self) -> bool:
-        return type(self).set is ListStorage.set
+    def _new_contents(self) -> Contents:
+        return Contents(self, tracks_writes=type(self).set is ListStorage.set)
 
     def __len__(self) -> int:
         return len(self._storage)

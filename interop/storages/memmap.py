@@ -13,8 +13,6 @@ from fbuf.checkpoint import Fields
 from fbuf.memory_plan import Share
 from interop.data.arguments import whole
 from interop.data.keys import as_path
-from interop.engine.kept_priorities import KeptPriorities
-from interop.engine.kept_uses import KeptUses
 from interop.engine.kept_values import KeptValues
 from interop.engine.places.anonymous_maps import AnonymousMaps
 from interop.engine.places.mapped_files import Files
@@ -164,8 +162,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         """Remove the files; False where there are none to remove. Only the process that made them, or opened them, may."""
         return self._files is not None and self._files.remove()
 
-    # ------------------------------------------------------------------ priorities or uses
-
     def memory_shares(self, data: Any) -> list[Share]:
         shares = super().memory_shares(data)
         if self._files is None or not shares or shares[0].shape is None:
@@ -177,14 +173,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         if any(sampler.keeps_uses for sampler in samplers):
             shares.append(self._files.plan_of(USES, size))
         return shares
-
-    def kept_priorities(self) -> KeptPriorities | None:
-        kept = None if self._files is None else self._files.keep(PRIORITIES, self.table.rows is not None)
-        return kept if isinstance(kept, KeptPriorities) else None
-
-    def kept_uses(self) -> KeptUses | None:
-        kept = None if self._files is None else self._files.keep(USES, self.table.rows is not None)
-        return kept if isinstance(kept, KeptUses) else None
 
     # ------------------------------------------------------------------ copies and other processes
 

@@ -3,28 +3,25 @@
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey
 
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
 from interop.data.arguments import class_of, whole
-from interop.data.layout import Layout
 from interop.data.randomness import Seeded
 from interop.engine import plans
 from interop.engine.followers import Follower, Followers
 from interop.engine.guard import Guard
-from interop.engine.kept_values import KeptValues
 from interop.host.ring import Ring
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import StorageLock
+from interop.storages.contents import Contents
 
 
 class Storage(Component, Seeded):
@@ -43,6 +40,7 @@ class Storage(Component, Seeded):
     _checkpointer: Any = None
     default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
     _compilable = False
+    contents: Contents  # what the library asks of the items
     generations: Any = None  # how often each row was written, if a writer counts that
     guard: Guard  # the lock and the transactions
     reopened = False  # whether the rows were written by an earlier process
@@ -56,7 +54,12 @@ class Storage(Component, Seeded):
         storage.ring = Ring()
         storage.guard = Guard(storage)
         storage.lock = storage.guard.lock
+        storage.contents = storage._new_contents()
         return storage
+
+    def _new_contents(self) -> Contents:
+        """The items as the library asks for them, of a new storage."""
+        return Contents(self)
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
         self._max_size = whole("max_size", max_size)
@@ -125,13 +128,10 @@ class Storage(Component, Seeded):
         super().load_state_dict(state_dict)
 
     def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
-        return self.locked()
+        return self.lock.held()
 
     def _put_in(self, apply: Apply) -> None:
         self.guard.replace(apply)
-
-    def locked(self) -> Any:
-        return self.lock.held()
 
     @property
     def shape(self) -> torch.Size | None:
@@ -162,46 +162,9 @@ class Storage(Component, Seeded):
     def put_back(self, before: dict[str, Any]) -> None:
         """Be as before an interrupted write, but for the rows that it has overwritten. Inside a transaction."""
 
-    def kept_priorities(self) -> Any:
-        """The file with the priorities of the items, made if needed; None for storages that end with the process."""
-        return None
-
-    def kept_uses(self) -> Any:
-        """The file with the uses of the items, made if needed; None for storages that end with the process.
-
-        There is one of both files: this one replaces that of the priorities, and the other way round.
-        """
-        return None
-
-    @property
-    def priorities(self) -> KeptValues | None:
-        """Priorities or uses of the items, if they are kept in a file."""
-        return None
-
-    @property
-    def tracks_writes(self) -> bool:
-        """Whether the ring counts every write."""
-        return False
-
-    @property
-    def filled_rows(self) -> int:
-        """Rows that were written, along the first dim."""
-        return len(self)
-
     def row_capacity(self, data: Any) -> int:
         """How many rows fit. Before the first write this depends on the batch `data` that will be written."""
         return self.max_size
-
-    def coordinates(self, rows: Any) -> Any:
-        """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""
-        if self.ndim == 1:
-            return rows
-        lanes = self.shape[1:] if self.shape is not None else torch.Size([])
-        rows = torch.as_tensor(rows).reshape(-1)
-        within = torch.cartesian_prod(*(torch.arange(n, device="cpu") for n in lanes)).reshape(-1, len(lanes))
-        return torch.cat(
-            [rows.repeat_interleave(within.shape[0])[:, None], within.repeat(rows.shape[0], 1).to(rows.device)], dim=1
-        )
 
     def _max_size_along_dim0(self, *, single_data: object = None, batched_data: object = None) -> int:  # in torchrl
         return self.row_capacity(batched_data if single_data is None else [single_data])
@@ -242,37 +205,9 @@ class Storage(Component, Seeded):
         """Whether `get(index)` returns the stored data itself, not a copy."""
         return True
 
-    @property
-    def item_layout(self) -> Layout | None:
-        """The layout of the items in memory; None for a storage whose items may differ, and before the first write."""
-        return None
-
-    @property
-    def fixed_layout(self) -> Layout | None:
-        """The layout that new items must have; None if the next write fixes it, or items may differ."""
-        return None
-
-    def column(self, key: NestedKey) -> torch.Tensor | None:
-        """The memory of an entry, [rows, *lanes, ...]; None if entries can only be read by `get`.
-
-        Do not keep it: the memory may move. KeyError for an entry that is not stored. The lock is held.
-        """
-        return None
-
-    def host_columns(self, paths: Sequence[tuple[Any, ...]]) -> list[np.ndarray | None] | None:
-        """NumPy views of entries, [items, ...] each, None for an entry that is not stored; None if there are no views."""
-        return None
-
-    def editable(self, given: Any) -> Any:
-        """The stored items as a view, whose entries named in `given` can be written in place."""
-        return self[:]
-
     def add_columns(self, data: TensorDictBase) -> None:
         """Store new entries of all stored items; `data` has these items with all their entries."""
         self[:] = data
-
-    def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
-        """RuntimeError if one of these entries cannot be written in place."""
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} does not define __len__()")
@@ -287,7 +222,7 @@ class Storage(Component, Seeded):
         """Call `buffer.mark_update(index)` at each write through any buffer. Does not keep the buffer alive."""
         self.followers.attach(buffer)
         follows = any(each.sampler.follows_writes for each in self.followers.buffers())
-        self.followers.is_watching = self.tracks_writes and follows
+        self.followers.is_watching = self.contents.tracks_writes and follows
 
     def detach(self, buffer: Follower) -> None:
         """Undo `attach`."""
@@ -295,7 +230,7 @@ class Storage(Component, Seeded):
 
     def contains(self, index: Any) -> Any:
         """Whether a row is stored at an int index; a bool tensor for a tensor of them."""
-        rows = self.filled_rows
+        rows = self.contents.filled_rows
         if isinstance(index, int):
             return -rows <= index < rows
         if isinstance(index, torch.Tensor):
@@ -305,14 +240,6 @@ class Storage(Component, Seeded):
     def flatten(self) -> "Storage":
         """The same content with one dim of items."""
         return self
-
-    def clear(self) -> None:
-        """Forget all items, inside a transaction that also clears the buffers."""
-        self._empty()
-
-    def edited(self, rows: Any) -> None:
-        """Note that rows, a slice or an array of numbers, were changed in place. The lock is held."""
-        self.ring.edited(rows)
 
     def _empty(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not define _empty()")
@@ -324,7 +251,7 @@ class Storage(Component, Seeded):
         self.set(index, value, set_cursor=False)
 
     def __iter__(self) -> Iterator[Any]:
-        for row in range(self.filled_rows):
+        for row in range(self.contents.filled_rows):
             yield self[row]
 
     def __contains__(self, index: Any) -> bool:
@@ -333,7 +260,7 @@ class Storage(Component, Seeded):
     def __getstate__(self) -> dict[str, Any]:
         # The buffer that owns this storage attaches itself and sets the generator.
         state = {**self.__dict__, "followers": Followers(), "_rng": None}
-        del state["lock"], state["guard"]
+        del state["lock"], state["guard"], state["contents"]
         if not starting_a_worker():
             return {**state, "ring": copy.deepcopy(self.ring)}
         self._refuse_to_share()

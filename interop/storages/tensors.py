@@ -1,24 +1,20 @@
 """Tensors, tensordicts and pytrees in preallocated memory."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import torch
 from tensordict import MemoryMappedTensor, TensorDictBase, is_tensor_collection
-from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data.arguments import whole
 from interop.data.index import is_basic
-from interop.data.keys import as_path
 from interop.data.layout import Layout
 from interop.data.layout import Path as KeyPath
 from interop.engine import plans, saved_rows
-from interop.engine.kept_values import KeptValues
 from interop.engine.places.heap import Given
 from interop.engine.places.place import Place
 from interop.engine.table import Table, some
@@ -27,6 +23,7 @@ from interop.host.rows import TorchRows
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.checkpointers import TensorStorageCheckpointer
+from interop.storages.contents import TableContents
 from interop.storages.storage import Storage
 
 if TYPE_CHECKING:
@@ -120,6 +117,12 @@ class TensorStorage(Storage):
             fill=fill,
             ragged=ragged,
         )
+        self.contents = self._table_contents()
+
+    def _table_contents(self) -> TableContents:
+        kind = type(self)
+        tracks_writes = kind.set is TensorStorage.set
+        return TableContents(self, tracks_writes, self.table, None if kind.get is TensorStorage.get else self.AS_STORED)
 
     @property
     def device(self) -> torch.device | str:
@@ -138,21 +141,9 @@ class TensorStorage(Storage):
         return self.table.max_size
 
     @property
-    def filled_rows(self) -> int:
-        return self.ring.size
-
-    @property
     def shape(self) -> torch.Size | None:
         """The filled part: [rows, *lanes]; None before the first write."""
         return torch.Size([self.ring.size, *self.table.lanes]) if self.table.rows is not None else None
-
-    @property
-    def item_layout(self) -> Layout | None:
-        return self.table.layout
-
-    @property
-    def fixed_layout(self) -> Layout | None:
-        return self.table.fixed_layout
 
     def row_capacity(self, data: Any) -> int:
         return self.table.row_capacity(data)
@@ -220,28 +211,9 @@ class TensorStorage(Storage):
     def add_columns(self, data: TensorDictBase) -> None:
         self.table.add_columns(data)
 
-    @property
-    def priorities(self) -> KeptValues | None:
-        return self.table.place.kept
-
-    @property
-    def tracks_writes(self) -> bool:
-        return type(self).set is TensorStorage.set
-
     def _empty(self) -> None:
         with self.guard.transaction():
             self.table.emptied()
-
-    def refuse_edit(self, paths: Iterable[KeyPath]) -> None:
-        self.table.refuse_edit(paths)
-
-    def editable(self, given: Any) -> Any:
-        views = self.table.editable(given)
-        return self[:] if views is None else views
-
-    def edited(self, rows: Any) -> None:
-        super().edited(rows)
-        self.table.edited()
 
     # ------------------------------------------------------------------ reads
 
@@ -262,19 +234,6 @@ class TensorStorage(Storage):
 
     def is_live(self, index: Any) -> bool:
         return is_basic(index) and (self.table.rows is None or self.table.rows.gives_views)
-
-    def column(self, key: NestedKey) -> Tensor | None:
-        path = as_path(key)
-        return self.table.column(path) if self._reads_rows(path) else None
-
-    def host_columns(self, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
-        if self.table.layout is None or not all(map(self._reads_rows, paths)):
-            return None
-        return self.table.host_columns(paths)
-
-    def _reads_rows(self, path: KeyPath) -> bool:
-        """Whether an entry is read from the rows, not by `get` of a subclass."""
-        return type(self).get is TensorStorage.get or path in self.AS_STORED
 
     def flatten(self) -> Storage:
         """A storage over a copy of the content with one item dim; self if it has one."""
@@ -326,6 +285,7 @@ class TensorStorage(Storage):
         table = state.pop("table")
         super().__setstate__(state)
         self.table = Table.of_state(table, self.ring, self.guard, self.followers, self)
+        self.contents = self._table_contents()
 
     def __repr__(self) -> str:
         data = "<empty>" if self.table.rows is None else self[:]

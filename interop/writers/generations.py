@@ -25,7 +25,7 @@ class Generations:
             self.share(storage)
         if len(storage):  # rows that were there before
             self._reserve(storage)
-            self._writes[: storage.filled_rows] = 1
+            self._writes[: storage.contents.filled_rows] = 1
 
     # Counts that changed since `before_write`: which ones, and what they were.
     _changed: list[tuple[np.ndarray, Any, np.ndarray]] | None = None
@@ -52,7 +52,7 @@ class Generations:
 
     def _reserve(self, storage: Storage) -> None:
         """Allocate counts for all rows, or for the filled ones if the storage has no bound."""
-        rows = storage.row_capacity(None) if storage.max_size < 2**31 else storage.filled_rows
+        rows = storage.row_capacity(None) if storage.max_size < 2**31 else storage.contents.filled_rows
         if rows > self._writes.size:
             bounded = storage.max_size < 2**31
             grown = untouched_zeros((rows if bounded else 1 << (rows - 1).bit_length(),), torch.int64)
@@ -106,7 +106,7 @@ class Generations:
             if counts is None:
                 self._reserve(storage)
             self._writes[:] = 0
-            writes: Any = np.ones(storage.filled_rows, np.int64) if counts is None else counts
+            writes: Any = np.ones(storage.contents.filled_rows, np.int64) if counts is None else counts
             self._writes[: writes.size] = writes
 
         return put

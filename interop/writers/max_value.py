@@ -254,7 +254,7 @@ class TensorDictMaxValueWriter(Writer):
             return [self.stamped(item, int(row)) for item, row in zip(data, rows, strict=True)]
         if not isinstance(data, TensorDictBase):
             return data
-        layout = self._storage.fixed_layout
+        layout = self._storage.contents.fixed_layout
         stamped = shallow(data)  # a list must not store the object that the caller holds
         if layout is not None and ("index",) in layout.places:
             stamped.set("index", expanded(rows, data.batch_size).clone())

@@ -96,7 +96,7 @@ class RoundRobinWriter(Writer):
         with storage.guard.transaction():
             storage.set(row, self.stamped(data, row))
             self._advance(row, 1, after)
-        return self._storage.coordinates(row)
+        return self._storage.contents.coordinates(row)
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch, whose dim 0 are the rows. Of more rows than the capacity the last stay."""
@@ -117,7 +117,7 @@ class RoundRobinWriter(Writer):
             return self._nothing()
         storage.guard.refuse_forked_child()
         cursor = storage.ring.cursor
-        table = storage.table if isinstance(storage, TensorStorage) and storage.tracks_writes else None
+        table = storage.table if isinstance(storage, TensorStorage) and storage.contents.tracks_writes else None
         capacity = (storage if table is None else table).row_capacity(data)
         vacant = self._vacant(dims[0])
         after = cursor + dims[0] - vacant.size
@@ -135,7 +135,7 @@ class RoundRobinWriter(Writer):
             else:
                 self._set_last(index, stamped, capacity)
                 self._advance(index, dims[0], after)
-        coordinates: Tensor = index if storage.ndim == 1 else storage.coordinates(index)
+        coordinates: Tensor = index if storage.ndim == 1 else storage.contents.coordinates(index)
         return coordinates
 
     def write_at(self, index: Any, data: Any) -> Any:
@@ -158,7 +158,7 @@ class RoundRobinWriter(Writer):
             named = np.atleast_1d(rows.numpy() if isinstance(rows, Tensor) else rows)
             if named.min(initial=0) < 0:
                 raise IndexError(f"rows to write at are counted from 0, got {index!r}")
-            grows = bool(named.max(initial=-1) >= storage.filled_rows)
+            grows = bool(named.max(initial=-1) >= storage.contents.filled_rows)
             stamped = self.stamped(data, rows)
             cursor = self.cursor
 
@@ -166,9 +166,9 @@ class RoundRobinWriter(Writer):
                 with storage.guard.transaction():
                     storage.set(rows, stamped, set_cursor=grows)
                     self._advance(rows, named.size, cursor)
-                    if storage.priorities is not None:
-                        storage.priorities.forget(rows)
-                slots = self._storage.coordinates(rows)
+                    if storage.contents.kept is not None:
+                        storage.contents.kept.forget(rows)
+                slots = self._storage.contents.coordinates(rows)
                 for buffer in storage.followers.all():
                     buffer.mark_update(slots)
                 return slots
@@ -219,7 +219,7 @@ class RoundRobinWriter(Writer):
         if storage.generations is not None:
             storage.generations.written(storage, rows)
         capacity = storage.row_capacity(None)
-        if storage.tracks_writes:
+        if storage.contents.tracks_writes:
             ring.go_on_at(cursor % capacity, capacity)
         else:
             ring.edited(None)
@@ -340,7 +340,7 @@ def _ring(storage: Storage) -> dict[str, Any] | None:
     """Capacity and size in rows; None as long as the number of items in a row is unknown."""
     if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage.table.rows is None:
         return None
-    return {"capacity": storage.row_capacity(None), "filled": storage.filled_rows}
+    return {"capacity": storage.row_capacity(None), "filled": storage.contents.filled_rows}
 
 
 def expanded(index: Any, shape: torch.Size) -> Tensor:

@@ -116,7 +116,7 @@ class Writer(Stateful, Seeded, ABC):
 
     def _replicate_index(self, index: Any) -> Any:
         """`Storage.coordinates`, under its name in torchrl."""
-        return self._storage.coordinates(index)
+        return self._storage.contents.coordinates(index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rng": None}

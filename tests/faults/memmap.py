@@ -18,6 +18,7 @@ import torch
 
 from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter
 from interop.data import packed
+from interop.engine.kept_priorities import KeptPriorities
 from interop.samplers.validation import flat_slots
 from interop.shared import journal
 from tests.faults.children import forked, one_thread, scratch
@@ -39,7 +40,7 @@ class Noted(RandomSampler):
     highest, bound = 1.0, None
 
     def _keep(self, storage):
-        kept = storage.kept_priorities()
+        kept = storage.contents.keep(KeptPriorities)
         if kept is not None and kept is not self.bound:
             self.bound = kept
             kept.bind(self)
@@ -164,7 +165,7 @@ def found(folder, lanes):
         one = wanted[key[0]][key[1]] if isinstance(key, tuple) else wanted[key]
         assert torch.equal(torch.as_tensor(stored[key]).float(), one.float()), f"torn rows: {key} of {ids.tolist()}"
     assert not ids.numel() or stored["text"] == each_text(stored["id"].tolist()), f"torn rows: text of {ids.tolist()}"
-    kept = storage.kept_priorities()
+    kept = storage.contents.keep(KeptPriorities)
     values = kept.read(length)
     assert not storage.guard.journal.active and not kept.active
     return tuple(ids.tolist()), tuple(values.given.tolist()), writer.cursor, writer.write_count, values.highest

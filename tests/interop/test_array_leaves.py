@@ -133,4 +133,3 @@ def test_a_jax_array_in_a_tensordict_names_the_way_out():
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     with pytest.raises(TypeError, match=r"interop\.to_torch\(array\)"):
         buffer.extend(tensordict.TensorDict({"a": jnp.zeros((4, 2))}, [4]))
-

@@ -133,4 +133,4 @@ def test_rows_around_a_row_are_those_written_around_it(capacity, lanes, writes, 
 
 
 def around(storage, rows):
-    return storage.ring.around(rows, storage.filled_rows, storage.row_capacity(None))
+    return storage.ring.around(rows, storage.contents.filled_rows, storage.row_capacity(None))

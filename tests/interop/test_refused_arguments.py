@@ -83,7 +83,9 @@ def test_a_number_is_no_text(name, value):
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-@pytest.mark.parametrize("kind", [LazyTensorStorage, lambda size, device: interop.TensorStorage(None, size, device=device)])
+@pytest.mark.parametrize(
+    "kind", [LazyTensorStorage, lambda size, device: interop.TensorStorage(None, size, device=device)]
+)
 def test_a_device_that_is_not_there_is_refused_at_construction(kind):
     for device in ("cuda", "cuda:3", torch.device("cuda", 1)):
         with pytest.raises(RuntimeError, match=r"device='cuda.*sees 0 CUDA devices here\. Use device='cpu'"):
@@ -105,7 +107,9 @@ def test_folders_name_the_call_that_reads_them(tmp_path):
         LazyMemmapStorage.open(tmp_path / "checkpoint")
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     for read in (other.loads, other.storage.loads):
-        with pytest.raises(FileNotFoundError, match=r"holds the rows of a LazyMemmapStorage.*LazyMemmapStorage\.open\("):
+        with pytest.raises(
+            FileNotFoundError, match=r"holds the rows of a LazyMemmapStorage.*LazyMemmapStorage\.open\("
+        ):
             read(tmp_path / "rows")
     other.loads(tmp_path / "checkpoint")
     assert len(other) == 4

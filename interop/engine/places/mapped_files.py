@@ -293,18 +293,18 @@ class Files(Place):
 
     # ------------------------------------------------------------------ priorities or uses
 
-    def keep(self, name: str, has_rows: bool) -> KeptValues | None:
-        """What the file of this name keeps; made if needed, in the place of the other file."""
+    def keep(self, kind: type[KeptValues], has_rows: bool) -> KeptValues | None:
         if self.folder is None:
             return self.kept  # of a storage that is only read, if any
         if not self.folder.is_here:
             return None  # they are those of a sampler of the owner
-        if not has_rows or isinstance(self.kept, _KEPT[name]):
+        if not has_rows or isinstance(self.kept, kind):
             return self.kept
-        if self.kept is not None:
+        if self.kept is not None:  # the other one is replaced
             self._guard.journal.drop_extra()
             for other in _KEPT:
                 self.folder.drop(other)
+        [name] = [name for name, each in _KEPT.items() if each is kind]
         self.folder.add(name, KeptValues.size(math.prod(self._lead)))
         return self._map_kept(self.folder, name)
 

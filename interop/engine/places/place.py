@@ -80,6 +80,10 @@ class Place:
         """The device of the tensors; the CPU before the first data, if that decides."""
         return self.device if isinstance(self.device, torch.device) else torch.device("cpu")
 
+    def keep(self, kind: type[KeptValues], has_rows: bool) -> KeptValues | None:
+        """The file of this kind beside the rows, made if needed, in the place of one of another kind; None without files."""
+        return None
+
     def values_folder(self) -> Path | None:
         """The folder of text and ragged rows; None if they are in memory."""
         return None

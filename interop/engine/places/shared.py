@@ -53,6 +53,9 @@ class Shared(Place):
     def kept(self) -> KeptValues | None:  # type: ignore[override]
         return self.inner.kept
 
+    def keep(self, kind: type[KeptValues], has_rows: bool) -> KeptValues | None:
+        return self.inner.keep(kind, has_rows)
+
     def allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         published = self._first.found()
         if published is None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+from interop.engine.table import Claim
 from interop.shared import journal
 from interop.shared.journal import Undo
 from tests.interop.rows import KINDS, check_same, nested_td
@@ -159,7 +160,7 @@ def test_rows_of_any_kind_are_put_back(kind, tmp_path):
     buffer = ReplayBuffer(storage=named(tmp_path, 4))
     buffer.extend(rows([0, 1, 2, 3]))
     with pytest.raises(Stop), buffer.storage.guard.transaction():
-        buffer.storage.set_run(0, torch.arange(2), rows([7, 8]))
+        buffer.storage.table.write_run(Claim(0, torch.arange(2)), rows([7, 8]))
         raise Stop
     check_same(buffer[:], rows([0, 1, 2, 3]))
 
@@ -191,7 +192,7 @@ def test_a_large_row_has_room(tmp_path):
 
 def _killed_in_a_write(buffer, pipe):
     with buffer.storage.lock.held(), buffer.storage.guard.transaction():
-        buffer.storage.set_run(1, torch.arange(1, 3), nested_td([8, 9]))
+        buffer.storage.table.write_run(Claim(1, torch.arange(1, 3)), nested_td([8, 9]))
         buffer.storage.ring.size = 1
         pipe.send("written")
         multiprocessing.Event().wait()

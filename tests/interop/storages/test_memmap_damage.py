@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
+from interop.engine.table import Claim
 from interop.shared import folder
 from tests.faults.damaging import changed, places
 from tests.interop.rows import check_same, flat_td, nested_td
@@ -46,7 +47,7 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     buffer.update_priority(torch.arange(CAPACITY), torch.arange(1.0, 7))
     with pytest.raises(Killed), buffer.storage.guard.transaction():
         if request.param == "in a run":
-            buffer.storage.set_run(2, torch.arange(2, 5), torch.tensor([50, 51, 52]))
+            buffer.storage.table.write_run(Claim(2, torch.arange(2, 5)), torch.tensor([50, 51, 52]))
         elif request.param == "in a list":
             buffer.storage.set(torch.tensor([1, 4, 2]), torch.tensor([53, 54, 55]))
         shutil.copytree(path / "rows", path / "left")

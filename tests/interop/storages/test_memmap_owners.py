@@ -190,7 +190,7 @@ def test_a_reader_sees_nothing_of_a_write_that_a_killed_process_was_in(in_a_fork
             buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=folder))
             buffer.extend(flat_td(range(5)))
             with buffer.storage.guard.transaction():
-                buffer.storage.set_run(1, torch.arange(1, 3), flat_td([8, 9]))
+                buffer.storage.table.write_run(Claim(1, torch.arange(1, 3)), flat_td([8, 9]))
                 os.kill(os.getpid(), signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]) == -signal.SIGKILL
         """,
