@@ -374,10 +374,15 @@ def is_ours(kind: type) -> bool:
 
 def undeclared(component: object) -> list[str]:
     """Attributes of an object that no class of this library declares, by a value or an annotation in the class."""
-    declared: set[str] = set()
-    for kind in filter(is_ours, type(component).__mro__):
-        declared.update(vars(kind), inspect.get_annotations(kind))
-    return sorted(vars(component).keys() - declared)
+    return sorted(vars(component).keys() - declared(type(component)))
+
+
+def declared(kind: type) -> frozenset[str]:
+    """The attributes that classes of this library declare for a class. As slow as a short write: keep the result."""
+    names: set[str] = set()
+    for each in filter(is_ours, kind.__mro__):
+        names.update(vars(each), inspect.get_annotations(each))
+    return frozenset(names)
 
 
 # ------------------------------------------------------------------ tensors and arrays

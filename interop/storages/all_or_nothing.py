@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from interop.checkpoint.state import undeclared
+from interop.checkpoint.state import declared
 from interop.host.threads import uninterrupted
 from interop.storages.storage import Storage
 
@@ -26,18 +26,18 @@ class OwnAttributes:
 
     def __init__(self, component: object) -> None:
         self._component = component
+        self._declared = declared(type(component))
 
     def before_write(self) -> dict[str, Any]:
         """The attributes, but not what is in their lists and arrays."""
-        attributes = vars(self._component)
-        return {name: attributes[name] for name in undeclared(self._component)}
+        return {name: value for name, value in vars(self._component).items() if name not in self._declared}
 
     def put_back(self, before: dict[str, Any]) -> None:
         """Have these attributes again, and no later ones."""
-        for name in undeclared(self._component):
-            if name not in before:
-                delattr(self._component, name)
-        vars(self._component).update(before)
+        attributes = vars(self._component)
+        for name in attributes.keys() - self._declared - before.keys():
+            del attributes[name]
+        attributes.update(before)
 
 
 def all_or_nothing(storage: Storage, undoable: Sequence[Undoable], write: Callable[[], _T]) -> _T:
