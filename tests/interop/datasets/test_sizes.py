@@ -5,6 +5,7 @@ the bound. Address space is limited meanwhile, so that memory that is reserved a
 """
 
 import ast
+import functools
 import io
 import json
 import lzma
@@ -54,6 +55,7 @@ def header(shape: str, dtype: str = "|u1", version: int = 1) -> bytes:
     return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text
 
 
+@functools.cache
 def zeros(compress: Callable[[bytes], bytes], size: int) -> bytes:
     """Zeros, compressed as several streams."""
     block = 1 << 26
