@@ -43,7 +43,7 @@ def test_descriptions_that_are_made_up() -> None:
 
 
 def test_descriptions_of_datasets_that_are_changed() -> None:
-    described.datasets(96, seed=1).check(96, **{"typed error": 60, "same rows": 8})
+    described.datasets(64, seed=1).check(64, **{"typed error": 40, "same rows": 5})
 
 
 def test_buffers_that_are_built_otherwise() -> None:
@@ -56,7 +56,7 @@ def test_arguments() -> None:
 
 def test_an_exception_at_any_line_leaves_a_call_done_or_not_done() -> None:
     calls = ("extend", "sample", "empty", "update_priority", "set_sampler", "dumps")
-    interrupts.lines(250, 1, interrupts.FEW, calls).check(250, before=50, after=50)
+    interrupts.lines(180, 1, interrupts.FEW, calls).check(180, before=36, after=36)
 
 
 def test_an_exception_at_any_line_leaves_a_whole_dataset_or_none() -> None:

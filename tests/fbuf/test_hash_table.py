@@ -1,5 +1,6 @@
 """The hash table against a dict; full tables, equal keys and hashes; what is compiled."""
 
+import contextlib
 import re
 
 import jax
@@ -34,14 +35,28 @@ def one_of_two(words):
     return words[:, 0] % 2 * jnp.uint32(3)  # 0, 1, 3, 6 and 3, 4, 6: they meet
 
 
-@pytest.fixture(params=["hashed", "equal hashes"])
-def methods(request, monkeypatch):
-    """insert, update and find, compiled apart for each way of hashing."""
-    if request.param == "equal hashes":
-        monkeypatch.setattr(hash_table, "_hashed", one_of_two)
-    jax.clear_caches()
-    yield [jit(method, static_argnums=0) for method in (HashTable.insert, HashTable.update, HashTable.find)]
-    jax.clear_caches()
+@contextlib.contextmanager
+def hashed_by(function=None):
+    """insert, update and find, compiled apart for a way of hashing; programs of other modules are kept."""
+    methods = [jit(method, static_argnums=0) for method in (HashTable.insert, HashTable.update, HashTable.find)]
+    compiled = [*methods, *(each for each in vars(hash_table).values() if hasattr(each, "clear_cache"))]
+
+    def forget():
+        for each in compiled:
+            each.clear_cache()
+
+    forget()
+    with pytest.MonkeyPatch.context() as patched:
+        if function is not None:
+            patched.setattr(hash_table, "_hashed", function)
+        yield methods
+    forget()
+
+
+@pytest.fixture(params=[None, one_of_two], ids=["hashed", "equal hashes"])
+def methods(request):
+    with hashed_by(request.param) as methods:
+        yield methods
 
 
 @pytest.mark.parametrize("capacity", [5, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 13))])
@@ -92,16 +107,14 @@ def test_keys_of_every_dtype_are_told_apart_by_their_bits():
     assert slots.tolist() == [0, 1, 0]
 
 
-def test_a_key_behind_one_that_found_no_room_is_found(monkeypatch):
-    monkeypatch.setattr(hash_table, "_hashed", lambda words: words[:, 0])
-    jax.clear_caches()
+def test_a_key_behind_one_that_found_no_room_is_found():
     table = HashTable(2)  # of 16 entries: key 16 passes entry 1, which key 1 has taken before
     keys = np.asarray([0, 16, 1], np.int32)
-    state, slots, valid = table.insert(table.init(keys[0], keys[0]), keys, keys)
-    assert slots.tolist() == [0, 1, -1] and valid.tolist() == [True, True, False]
-    assert table.find(state, keys)[0].tolist() == [0, 1, -1]
-    assert np.asarray(state.entries)[:4].tolist() == [0, 1] + [np.iinfo(np.int32).max] * 2
-    jax.clear_caches()
+    with hashed_by(lambda words: words[:, 0]) as (insert, _, find):
+        state, slots, valid = insert(table, table.init(keys[0], keys[0]), keys, keys)
+        assert slots.tolist() == [0, 1, -1] and valid.tolist() == [True, True, False]
+        assert find(table, state, keys)[0].tolist() == [0, 1, -1]
+        assert np.asarray(state.entries)[:4].tolist() == [0, 1] + [np.iinfo(np.int32).max] * 2
 
 
 def test_under_vmap_and_scan_it_is_the_same():

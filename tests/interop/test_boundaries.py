@@ -117,10 +117,10 @@ def test_random_histories(name, lanes, seed):
         writer = writing if random.random() < 0.7 else whole_ones
         if data.shape[-1] == 1 and random.random() < 0.5:
             writing.add(data.transpose(0, -1)[0])
-            whole_ones.writer._cursor = slicing.writer._cursor = writing.writer._cursor
+            whole_ones.writer.cursor = slicing.writer.cursor = writing.writer.cursor
         else:
             writer.extend(data)
-            writing.writer._cursor = whole_ones.writer._cursor = writer.writer._cursor
+            writing.writer.cursor = whole_ones.writer.cursor = writer.writer.cursor
         if random.random() < 0.1:
             for each in (writing, whole_ones):
                 each.empty()

@@ -109,7 +109,7 @@ SAMPLERS = {
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_what_a_sampler_draws_is_what_was_written(sampler, ndim):
     both = Both(20, ndim=ndim)
-    buffer = TensorDictReplayBuffer(storage=both.frames._storage, sampler=SAMPLERS[sampler](), batch_size=8)
+    buffer = TensorDictReplayBuffer(storage=both.frames.storage, sampler=SAMPLERS[sampler](), batch_size=8)
     rng = np.random.default_rng(0)
     streams = [Environment(first=1 + 900 * place) for place in range(2)]
     for count in (8, 8, 8, 1, 9):
@@ -118,7 +118,7 @@ def test_what_a_sampler_draws_is_what_was_written(sampler, ndim):
             each.extend(rows[0] if ndim == 1 else rows)
         for _ in range(3):
             batch = buffer.sample()
-            held = both.whole._storage[batch["index"].reshape(-1, ndim).unbind(-1)]
+            held = both.whole.storage[batch["index"].reshape(-1, ndim).unbind(-1)]
             if sampler == "slices":  # the end of a slice is marked in the batch, whatever is stored
                 assert batch["next", "truncated"][-1] | held["next", "done"][-1]
             for key in ("pixels", ("next", "pixels"), "action"):
@@ -138,7 +138,7 @@ def test_an_index_names_the_same_items(index):
 def test_an_index_over_lanes_names_the_same_items(index):
     both = Both(10, ndim=2)
     both.extend(torch.stack([Environment(first=first).steps([0, 0, 1, 0, 0, 2, 0]) for first in (1, 500)]))
-    storages = both.frames._storage, both.whole._storage
+    storages = both.frames.storage, both.whole.storage
     assert_same(*(storage[index] for storage in storages))
     assert_same(*(storage.flatten()[:] for storage in storages))
 
@@ -152,7 +152,7 @@ def test_frames_that_no_item_has_are_written_over():
     for _ in range(30):
         both.extend(stream.steps(random_kinds(rng, 10, 0.2)))
     both.check()
-    frames, rows = both.frames._storage.table.rows.used()["frames"][0], both.whole[:]
+    frames, rows = both.frames.storage.table.rows.used()["frames"][0], both.whole[:]
     kept = {int(each) for key in ("pixels", ("next", "pixels")) for each in rows[key][:, :, 0, 0].reshape(-1)}
     assert len(frames) <= len(kept) + 20  # a write may have had more
 
@@ -182,7 +182,7 @@ def test_copies_and_pickles_go_their_own_ways():
         twin.extend(rows)
         assert_same(twin[[4, 5, 0]].exclude("index"), rows)
         assert_same(buffer[:], held)
-        assert twin._storage.max_size == 6 and "stack=4" in repr(twin)
+        assert twin.storage.max_size == 6 and "stack=4" in repr(twin)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
@@ -228,5 +228,5 @@ def test_several_observations_of_dicts():
     keys = [("agents", "a"), ("agents", "b")]
     buffer = ReplayBuffer(storage=LazyFrameStorage(3, obs_key=keys, stack=2, stack_dim=-1, end_keys=["last"]))
     buffer.extend(data)
-    held = buffer._storage.get(torch.tensor([1, 2, 0]))
+    held = buffer.storage.get(torch.tensor([1, 2, 0]))
     jax.tree.map(lambda kept, given: torch.testing.assert_close(kept, given[1:], rtol=0, atol=0), held, data)

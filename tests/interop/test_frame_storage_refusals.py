@@ -102,7 +102,7 @@ def test_an_update_of_what_is_still_there_leaves_frames_as_they_are():
     buffer = ReplayBuffer(storage=LazyFrameStorage(5), writer=RoundRobinWriter(track_generations=True))
     buffer.extend(Environment().steps([OPEN, TERMINATED, OPEN, OPEN]))
     before = buffer[:].clone()
-    call = {"index": torch.tensor([1, 2]), "generation": buffer._writer.generations_of(torch.tensor([1, 2]))}
+    call = {"index": torch.tensor([1, 2]), "generation": buffer.writer.generations_of(torch.tensor([1, 2]))}
     for key in ("pixels", ("next", "pixels"), ("next", "done")):
         with pytest.raises(RuntimeError, match="cannot be edited"):
             buffer.update_if_present(**call, patch={key: ~before[key][1:3]})
@@ -132,7 +132,7 @@ def test_an_observation_that_does_not_follow_is_refused_and_fixes_nothing():
         for _ in range(2):
             with pytest.raises(ValueError, match=says):
                 buffer.extend(bad)
-            assert len(buffer) == 0 and not buffer._storage.initialized
+            assert len(buffer) == 0 and not buffer.storage.initialized
         buffer.extend(good)
         with pytest.raises(ValueError, match="row 0 of the data"):
             buffer.extend(good[1:])
@@ -179,7 +179,7 @@ def test_data_without_the_frames_that_were_named_is_refused_and_fixes_nothing(op
     buffer = ReplayBuffer(storage=LazyFrameStorage(9, **options))
     with pytest.raises(error, match=says):
         buffer.extend(data)
-    assert not buffer._storage.initialized
+    assert not buffer.storage.initialized
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_options_that_could_not_be_are_refused(options, error, says):
 def test_states_of_other_storages_are_a_mismatch(filled):
     other = LazyTensorStorage(6)
     other.set(range(2), filled.frames[:2])
-    for target, state in ((filled.frames._storage, other.state_dict()), (other, filled.frames._storage.state_dict())):
+    for target, state in ((filled.frames.storage, other.state_dict()), (other, filled.frames.storage.state_dict())):
         before = target.get(slice(None)).clone()
         with pytest.raises(CheckpointMismatch, match="it is the state of"):
             target.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -25,18 +26,24 @@ plain.sample(), plain[:], plain.plan(), plain.state_dict()
 """
 
 
-def new_families(*steps: str) -> list[set[str]]:
-    """The families that each step of a program loads, in a new process."""
-    lines = ["import sys, torch, interop", "from tensordict import TensorDict"]
-    for step in steps:
-        lines += [step, 'print(*(name for name in sys.modules if name.startswith("interop.")))']
+def new_families(*programs: Sequence[str]) -> list[list[set[str]]]:
+    """The families that each step of each program loads; each program begins where only torch and interop are imported."""
+    lines = ["import os, sys, torch, interop", "from tensordict import TensorDict"]
+    for steps in programs:
+        lines += ["if (child := os.fork()) == 0:", "    for step in " + repr([*steps]) + ":"]
+        lines += ["        exec(step)", '        print(*(name for name in sys.modules if name.startswith("interop.")))']
+        lines += ["    sys.stdout.flush(), os._exit(0)", "assert os.waitpid(child, 0)[1] == 0"]
     command = [sys.executable, "-W", "error", "-c", "\n".join(lines)]
-    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    loaded = [{each for each in FAMILIES if f"interop.{each}" in line.split()} for line in output.splitlines()]
-    return [after - before for before, after in zip([set(), *loaded], loaded, strict=False)]
+    output = iter(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines())
+    found = []
+    for steps in programs:
+        modules = [next(output).split() for _ in steps]
+        loaded = [{each for each in FAMILIES if f"interop.{each}" in names} for names in modules]
+        found.append([after - before for before, after in zip([set(), *loaded], loaded, strict=False)])
+    return found
 
 
-def test_a_family_is_loaded_by_its_names_and_by_nothing_else() -> None:
+def test_a_family_is_loaded_by_its_names_or_items_and_by_nothing_else(tmp_path: Path) -> None:
     steps = {
         "": set(),
         BUFFERS: set(),
@@ -49,16 +56,12 @@ def test_a_family_is_loaded_by_its_names_and_by_nothing_else() -> None:
         "from interop import *": {"llm"},
         "interop.datasets.merged": {"datasets"},
     }
-    assert new_families(*steps) == list(steps.values())
-
-
-def test_a_checkpoint_loads_the_family_of_its_items(tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     buffer.extend(RewardData(torch.zeros(2, 3), torch.ones(2, 3), batch_size=[2]))
     buffer.dumps(tmp_path)
     loads = f"buffer = interop.ReplayBuffer(storage=interop.LazyTensorStorage(4)); buffer.loads({str(tmp_path)!r})"
-    checks = "assert type(buffer[:]) is interop.RewardData"
-    assert new_families(loads, checks) == [{"llm"}, set()]
+    of_items = {loads: {"llm"}, "assert type(buffer[:]) is interop.RewardData": set()}
+    assert new_families([*steps], [*of_items]) == [[*steps.values()], [*of_items.values()]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,5 +1,7 @@
 """A sampler whose draw is interrupted or fails keeps its priorities; so do copies and forked children."""
 
+import contextlib
+import itertools
 import random
 import signal
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
-from interop.host import compiled
+from tests.faults.interrupts import Interrupt, Tracer
 
 TIMES, SLOTS = 15, 64
 
@@ -54,42 +56,49 @@ def test_no_signal_loses_the_priorities(alarm, within):
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_a_program_that_fails_costs_a_rebuild_and_no_priority(monkeypatch, within):
+def test_an_exception_at_any_step_of_a_draw_costs_a_rebuild_and_no_priority(within):
+    """Also behind the program that was given the memory of the tree, before its result has a name."""
     sampler = PrioritizedSampler(SLOTS, 1.0, 1.0, max_priority_within_buffer=within)
     buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(SLOTS), sampler=sampler)
     buffer.extend(torch.arange(SLOTS))
-    buffer.sample(4)
-    priority = torch.rand(SLOTS) + 0.1
-    buffer.update_priority(torch.arange(SLOTS), priority)
-
-    def failing(*given):
-        compiled_program(*given)  # which donates the tree
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        compiled_program = compiled.assign_and_draw
-        patched.setattr(compiled, "assign_and_draw", failing)
-        with pytest.raises(KeyboardInterrupt):
+    for at in itertools.chain([-1, -1], itertools.count()):  # in the first ones everything is compiled
+        priority = torch.rand(SLOTS) + 0.1
+        buffer.update_priority(torch.arange(SLOTS), priority)
+        with contextlib.suppress(Interrupt), Tracer(at, looks=True) as tracer:
             buffer.sample(4)
-    np.testing.assert_array_equal(sampler.priorities, priority)
-    index, info = sampler.sample(buffer.storage, SLOTS)
-    np.testing.assert_allclose(info["priority_weight"], priority.min() / priority[index], rtol=1e-5)
+        np.testing.assert_array_equal(sampler.priorities, priority)
+        index, info = sampler.sample(buffer.storage, SLOTS)
+        np.testing.assert_allclose(info["priority_weight"], priority.min() / priority[index], rtol=1e-5)
+        if -1 < tracer.count <= at:
+            break
+    assert at > 50
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda sampler, storage: sampler.functional_state,
-        lambda sampler, storage: sampler.sample(storage, 2),
-        lambda sampler, storage: sampler.update_priority(0, 2.0),
-        lambda sampler, storage: sampler.mark_update(0, storage=storage),
-    ],
-)
-def test_a_forked_child_reads_priorities_and_neither_draws_nor_writes(use):
-    sampler, storage = PrioritizedSampler(4, 1.0, 1.0), LazyTensorStorage(4)
-    storage.set(slice(0, 4), torch.arange(4))
-    sampler.mark_update(torch.arange(4), storage=storage)
-    sampler._process.renew()  # as fork does in the child, where a program would never end
-    with pytest.raises(RuntimeError, match="forked"):
-        use(sampler, storage)
-    assert sampler.priorities.tolist() == [1.0] * 4
+def test_a_forked_child_reads_priorities_and_neither_draws_nor_writes(in_a_fork):
+    """In the child a program would never end."""
+    in_a_fork("""
+        import os, torch
+        from interop import LazyTensorStorage, PrioritizedSampler
+
+        sampler, storage = PrioritizedSampler(4, 1.0, 1.0), LazyTensorStorage(4)
+        storage.set(slice(0, 4), torch.arange(4))
+        sampler.mark_update(torch.arange(4), storage=storage)
+        uses = [
+            lambda: sampler.functional_state,
+            lambda: sampler.sample(storage, 2),
+            lambda: sampler.update_priority(0, 2.0),
+            lambda: sampler.mark_update(0, storage=storage),
+        ]
+        child = os.fork()
+        if child == 0:
+            for use in uses:
+                try:
+                    use()
+                except RuntimeError as error:
+                    assert "forked" in str(error), error
+                else:
+                    os._exit(1)
+            assert sampler.priorities.tolist() == [1.0] * 4
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    """)

@@ -105,7 +105,7 @@ def test_places_are_assigned(kind):
     buffer[[2, 0]] = flat_td([5, 6])
     buffer[:1] = flat_td([7])
     assert ids_of(buffer.storage) == [7, 9, 5]
-    assert (len(buffer), buffer.writer._cursor, buffer.write_count) == (3, 3, 3)
+    assert (len(buffer), buffer.writer.cursor, buffer.write_count) == (3, 3, 3)
     buffer.storage.set(slice(1, 3), flat_td([3]))
     assert ids_of(buffer.storage) == [7, 3]
     buffer.storage.set([2, 0], flat_td([4, 8]))

@@ -46,6 +46,11 @@ def held(buffer, key="key"):
     return [item[key].tolist() for item in buffer.storage]
 
 
+def kept(buffer):
+    """The rank and the slot of each stored item, by slot."""
+    return sorted(buffer.writer.state()["_current_top_values"].tolist(), key=lambda each: each[1])
+
+
 class Model:
     """One item after the other, by brute force."""
 
@@ -122,7 +127,7 @@ def test_several_values_make_one_rank(reduction, wanted, dtype, shape):
     for batch in (rows, list(rows.unbind(0))):
         buffer = best(2, reduction=reduction)
         buffer.extend(batch)
-        assert sorted(buffer.writer._heap, key=lambda each: each[1]) == [(wanted[0], 0), (wanted[1], 1)]
+        assert kept(buffer) == [[wanted[0], 0], [wanted[1], 1]]
 
 
 def test_the_reward_of_the_step_ranks_by_default():
@@ -188,7 +193,7 @@ def test_a_storage_that_fails_leaves_the_ranks():
         with pytest.raises(OSError, match="no room"):
             buffer.extend(batch)
     buffer.storage.fails = False
-    assert buffer.write_count == 2 and sorted(buffer.writer._heap) == [(1.0, 0), (2.0, 1)]
+    assert buffer.write_count == 2 and kept(buffer) == [[1.0, 0], [2.0, 1]]
     check_same(buffer.extend(ranked([0, 3])), torch.tensor([-1, 2]))
     assert held(buffer) == [1, 2, 3]
 

@@ -24,13 +24,14 @@ from tests.interop import streams
 from tests.interop.streams import COMBINATIONS, MARKS, Layout, Stream
 
 GAMMA = 0.5  # powers of it are exact in float32
-SEEDS = [1, 2]
+STREAMS = [(1, 18), (2, 18)]  # a seed, and the steps of each environment
+LONGER = 30
 both = pytest.mark.parametrize(("layout", "marks"), COMBINATIONS, ids=lambda each: str(each).replace(" ", "-"))
 
 
 def made(layout: Layout, marks: str, **how: Any) -> Iterator[Stream]:
-    for seed in SEEDS:
-        yield streams.make(layout, MARKS[marks], seed, envs=1 + seed % 4, steps=30, **{"longest": 7, **how})
+    for seed, steps in STREAMS:
+        yield streams.make(layout, MARKS[marks], seed, envs=1 + seed % 4, steps=steps, **{"longest": 7, **how})
 
 
 def episodes(stream: Stream) -> Iterator[list[int]]:
@@ -113,7 +114,7 @@ def test_transitions_in_one_order_where_a_later_episode_is_complete_first(
     layout: Layout, marks: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flag ends the one step of an episode before it is known that the one before has ended, too."""
-    monkeypatch.setattr("tests.interop.test_one_rule.SEEDS", [seed])
+    monkeypatch.setattr("tests.interop.test_one_rule.STREAMS", [(seed, LONGER)])
     for n in (1, 2, 4):
         test_n_step_returns_of_a_stream_in_pieces(layout, marks, n)
 
@@ -123,7 +124,7 @@ def test_transitions_in_one_order_where_a_later_episode_is_complete_first(
 def test_a_frame_of_an_interleaved_stream_is_stored_once_it_is_complete(marks: str, n: int) -> None:
     """Known are its n steps, or a flag of the end. From the second step of all environments on they are interleaved."""
     for stream in made("steps", marks, longest=6):
-        if stream.data.numel() == 30:  # one environment
+        if stream.data.numel() in (steps for _, steps in STREAMS):  # one environment
             continue
         transform, stored = MultiStepTransform(n, GAMMA), set[int]()
         ends = [stream.data[("next", name)].reshape(-1) for name in MARKS[marks].ends]
@@ -331,7 +332,7 @@ def test_buffers_of_transitions(layout: Layout, marks: str, storage: Any, tmp_pa
 
 def check_batches(layout: Layout, marks: str, seed: int) -> None:
     """One stream through everything that joins rows of a batch."""
-    before, SEEDS[:] = list(SEEDS), [seed]
+    before, STREAMS[:] = list(STREAMS), [(seed, LONGER)]
     try:
         for n in (1, 2, 4):
             test_n_step_returns_of_rollouts(layout, marks, n)
@@ -345,7 +346,7 @@ def check_batches(layout: Layout, marks: str, seed: int) -> None:
         for key in (("next", "truncated"), None):
             test_stacks_and_sums_of_slices_that_a_buffer_draws(layout, marks, key)
     finally:
-        SEEDS[:] = before
+        STREAMS[:] = before
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ TIMEOUT = 600
 def on_devices(count: int, module: str, *arguments: str) -> subprocess.Popen[str]:
     """A module of this folder in a process with so many devices of the CPU; most of its time goes to compiling."""
     flags = f"--xla_force_host_platform_device_count={count} --xla_backend_optimization_level=0"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     variables = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", f"tests.fbuf.sharded.{module}", *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

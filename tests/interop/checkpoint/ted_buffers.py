@@ -35,7 +35,7 @@ def buffer_of(checkpointer: Any, lanes: tuple[int, ...] = (), storage: Any = Laz
 
 def state(buffer: Any) -> Any:
     """What a buffer holds and where it stands."""
-    writer = buffer._writer.state_dict()
+    writer = buffer.writer.state_dict()
     held = buffer[:] if len(buffer) else None
     bits = (
         {str(key): held.get(key).contiguous().view(-1).view(torch.uint8).tolist() for key in paths(held)}

@@ -118,7 +118,7 @@ def test_a_first_load_that_is_killed_leaves_nothing_or_all(
     if len(buffer):
         assert standing(buffer) == models[1]
     else:
-        assert (buffer.write_count, buffer.writer._cursor) == (0, 0)
+        assert (buffer.write_count, buffer.writer.cursor) == (0, 0)
         buffer.extend(torch.tensor([5, 6]))
     goes_on(buffer)
 

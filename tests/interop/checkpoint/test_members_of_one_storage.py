@@ -33,7 +33,7 @@ def test_each_member_has_its_priorities_and_its_cursor_again(in_a_folder, over, 
     loaded.loads(tmp_path / "c")
     for member, twin in zip(members, twins, strict=True):
         assert twin[:].tolist() == member[:].tolist()
-        assert (twin.writer._cursor, twin.write_count) == (member.writer._cursor, member.write_count)
+        assert (twin.writer.cursor, twin.write_count) == (member.writer.cursor, member.write_count)
     for place in (0, 1):
         assert twins[place].sampler.priorities.tolist() == members[place].sampler.priorities.tolist()
         assert twins[place].sampler.default_priority == members[place].sampler.default_priority

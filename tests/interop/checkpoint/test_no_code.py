@@ -158,10 +158,10 @@ def rewritten(folder, tree):
 
 def standing(buffer):
     """What a refused load leaves as it was."""
-    storage, writer = buffer.storage, buffer._writer
+    storage, writer = buffer.storage, buffer.writer
     items = None if isinstance(storage, LazyTensorStorage) else [*map(id, storage._storage)]
     rows = storage[:]["x"].sum().item() if items is None else 0
-    return items, rows, len(storage), storage.ring.written, storage.ring.version, writer._cursor, buffer._batch_size
+    return items, rows, len(storage), storage.ring.written, storage.ring.version, writer.cursor, buffer.batch_size
 
 
 KINDS = [ListStorage, LazyStackStorage, CompressedListStorage, LazyTensorStorage]

@@ -94,7 +94,7 @@ def test_damage_leaves_no_files_and_no_lock(through: str, damage: str, tmp_path:
         with pytest.raises(CheckpointCorrupt):
             (buffer if through == "buffer" else buffer.storage).loads(tmp_path / "c")
         assert content(tmp_path / "rows") == {"mine": b"kept"} and not buffer.storage.initialized
-        assert (len(buffer), buffer.write_count, buffer.writer._cursor) == (0, 0, 0)
+        assert (len(buffer), buffer.write_count, buffer.writer.cursor) == (0, 0, 0)
     goes_on(buffer, tmp_path / "rows")
 
 
@@ -163,7 +163,7 @@ def test_damage_keeps_the_rows_that_were_to_be_replaced(damage: str, tmp_path: P
     assert {name: data for name, data in content(tmp_path / "rows").items() if name != "storage.lock"} == files
     again = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "rows"), sampler=PrioritizedSampler(8, 1.0, 1.0))
     check_same(again[:], flat_td([31, 32, 33]))
-    assert again.sampler.priorities.tolist() == [1, 5, 1] and (again.write_count, again.writer._cursor) == (3, 3)
+    assert again.sampler.priorities.tolist() == [1, 5, 1] and (again.write_count, again.writer.cursor) == (3, 3)
 
 
 # ------------------------------------------------------------------ saves

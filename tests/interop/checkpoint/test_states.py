@@ -79,7 +79,7 @@ def test_cursor_count_and_generations_go_on() -> None:
     one.extend(torch.arange(17))
     other.extend(torch.arange(3))
     put_into(other.writer, one.writer.state())
-    assert (other.writer._cursor, other.write_count) == (5, 17)
+    assert (other.writer.cursor, other.write_count) == (5, 17)
     assert other.writer.generations_of(torch.arange(12)).tolist() == [1] * 5 + [0] * 7
     assert other.extend(torch.arange(2)).tolist() == [5, 6]
     with pytest.raises(CheckpointMismatch, match="track_generations is True there and False here"):
@@ -94,7 +94,7 @@ def test_a_ring_that_was_not_gone_around_may_have_another_capacity(written: int,
     if written:
         one.extend(list(range(written)))
     put_into(other.writer, one.writer.state())
-    assert other.writer._cursor == cursor
+    assert other.writer.cursor == cursor
 
 
 @pytest.mark.parametrize(("written", "capacity"), [(12, 20), (12, 5), (7, 5)])

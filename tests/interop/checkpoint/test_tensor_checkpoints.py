@@ -282,7 +282,7 @@ def test_frame_storages(tmp_path: Path) -> None:
         for target in (fresh, used, copied):
             assert (target[:] == buffer.storage[:]).all()
             follower = ReplayBuffer(storage=target)
-            follower.writer._cursor = target.ring.cursor
+            follower.writer.cursor = target.ring.cursor
             follower.extend(data(at, 6))
             assert (target[:]["pixels"] != 255).any()
     with pytest.raises(CheckpointMismatch, match="zeros"):

@@ -32,9 +32,9 @@ def loaded(name: str) -> Any:
 
 def check(buffer: Any, expected: dict[str, Any]) -> None:
     assert len(buffer) == expected["length"]
-    same_bits(buffer._storage[:], expected["leaves"])
+    same_bits(buffer.storage[:], expected["leaves"])
     if expected["_cursor"] is not None:
-        assert (buffer._writer._cursor, buffer._writer.write_count) == (expected["_cursor"], expected["_write_count"])
+        assert (buffer.writer.cursor, buffer.writer.write_count) == (expected["_cursor"], expected["_write_count"])
 
 
 def tensors(size: int = 8, **given: Any) -> rl.ReplayBuffer:
@@ -116,7 +116,7 @@ def test_tensorclasses_come_back_as_those_of_the_target() -> None:
 
 @pytest.mark.parametrize("name", ["priorities", "priorities_double", "priorities_without_alpha"])
 def test_priorities_are_those_that_were_given(name: str) -> None:
-    expected, sampler = EXPECTED[name]["priorities"], loaded(name)._sampler
+    expected, sampler = EXPECTED[name]["priorities"], loaded(name).sampler
     given = torch.tensor(expected["given"], dtype=sampler.dtype)
     given = given if expected["alpha"] else torch.ones_like(given)  # every weight is one: what was given is not known
     torch.testing.assert_close(sampler.priorities, given, rtol=1e-6, atol=0)

@@ -17,11 +17,9 @@ from interop.specs import (
     Binary,
     Bounded,
     Categorical,
-    Choice,
     Composite,
     MultiCategorical,
     MultiOneHot,
-    NonTensor,
     OneHot,
     Unbounded,
     from_gymnasium,
@@ -149,27 +147,6 @@ def test_which_space_a_spec_becomes(spec, space) -> None:
     assert made == space
     assert spec.is_in(spec.encode(made.sample()))
     assert spec.to_numpy(spec.rand()) in made or isinstance(spec, Composite)
-
-
-@pytest.mark.parametrize(
-    ("space", "error", "text"),
-    [
-        (spaces.Dict(a=spaces.Tuple([spaces.Text(3)])), TypeError, r"the space\['a'\]\[0\] is a Text"),
-        (spaces.Sequence(spaces.Discrete(2)), TypeError, "the space is a Sequence"),
-        (spaces.Dict({("a", "b"): spaces.Discrete(2)}), TypeError, r"has the key \('a', 'b'\)"),
-        (spaces.Dict(shape=spaces.Discrete(2)), ValueError, "the space: .*'shape'.*rename"),
-        (spaces.Box(0, 1, (), np.uint32), TypeError, "is uint32, which specs do not have"),
-        (Composite(a=Composite(b=Unbounded((2, -1)))), ValueError, r"the spec\['a'\]\['b'\] has a dynamic dim"),
-        (Composite(a=NonTensor()), TypeError, r"the spec\['a'\] is NonTensor"),
-        (Choice([Categorical(2), Categorical(3)]), TypeError, "is a Choice"),
-        (torch.stack([Bounded(0, 1, (2,)), Bounded(0, 2, (2,))]), TypeError, "is a Stacked"),
-        (torch.stack([Composite(a=Unbounded()), Composite(b=Unbounded())]), TypeError, "different keys"),
-        (Unbounded(dtype=torch.bfloat16), TypeError, "bfloat16"),
-    ],
-)
-def test_refusals_say_where(space, error, text) -> None:
-    with pytest.raises(error, match=text):
-        (to_gymnasium if hasattr(space, "is_in") else from_gymnasium)(space)
 
 
 def test_gymnasium_is_needed_only_where_it_is_used(in_a_fork: Callable[[str], str]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from fbuf import Buffer
 from interop.data.bridge import DTYPES
-from interop.specs import Categorical, Composite, NonTensor, OneHot, TensorSpec, Unbounded, from_jax, to_jax
+from interop.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded, from_jax, to_jax
 
 
 class Pair(NamedTuple):
@@ -58,8 +58,6 @@ def test_64_bits_are_what_a_buffer_makes_of_them(dtype, held) -> None:
     spec = Composite(x=Unbounded(3, dtype=dtype))
     assert Buffer(capacity=2).init(to_jax(spec)).items["x"].dtype == DTYPES[held]
     assert from_jax({"x": np.zeros(3, DTYPES[dtype])})["x"].dtype == held
-    with pytest.raises(TypeError, match="64"):
-        from_jax({"x": jax.ShapeDtypeStruct((3,), DTYPES[dtype])})
 
 
 def test_containers_become_composites() -> None:
@@ -69,19 +67,3 @@ def test_containers_become_composites() -> None:
         pair=Composite(obs=Composite(a=Categorical(2, (2, 1), dtype=torch.bool))),
     )
     assert from_jax(item) == spec
-
-
-@pytest.mark.parametrize(
-    ("call", "given", "error", "text"),
-    [
-        (to_jax, Composite(a=Unbounded((-1,))), ValueError, r"\['a'\] has a dynamic dim"),
-        (to_jax, Composite(a=NonTensor()), TypeError, r"\['a'\] is NonTensor"),
-        (to_jax, Composite(a=Unbounded(3, dtype=torch.uint32)), TypeError, r"\['a'\] is torch.uint32"),
-        (from_jax, {"a": jax.ShapeDtypeStruct((), jnp.uint32)}, TypeError, r"\['a'\] is uint32"),
-        (from_jax, {"a": "text"}, TypeError, "'a'"),
-        (from_jax, {}, ValueError, "at least one array"),
-    ],
-)
-def test_refusals_say_where(call, given, error, text) -> None:
-    with pytest.raises(error, match=text):
-        call(given)
