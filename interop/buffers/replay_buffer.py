@@ -26,7 +26,7 @@ from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions
-from interop.data import bridge, randomness
+from interop.data import randomness, staging
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
@@ -467,7 +467,9 @@ class ReplayBuffer(Sampled):
             writer.note(stored, index)
         if many and self._moves_slots:  # last: it would wait for the device, had the samplers to read them
             device = getattr(stored, "device", None)
-            return bridge.placed(index, device) if isinstance(device, torch.device) and device.type != "cpu" else index
+            return (
+                staging.to_device(index, device) if isinstance(device, torch.device) and device.type != "cpu" else index
+            )
         return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
@@ -600,7 +602,7 @@ class ReplayBuffer(Sampled):
             slots, info, leaves = part.draw_slots()
             rows = storage.table.rows
             assert rows is not None  # the sampler has raised for an empty storage
-            if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
+            if isinstance(rows, TorchRows) and rows.on_host:
                 return read_batch(storage, slots, (None, 1), info, marks)
             return batch_of(storage, leaves or rows.read(slots), slots.shape, info, marks)
         index, info = part.draw()

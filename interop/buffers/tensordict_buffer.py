@@ -23,7 +23,7 @@ from interop.sample_units import SampleUnit, of_anchors
 from interop.samplers import Sampler
 from interop.shared.storage_lock import locked
 from interop.storages import Storage
-from interop.storages.batches import BatchInfo
+from interop.storages.batches import BatchInfo, info_on
 from interop.transforms import Transform
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
@@ -277,6 +277,8 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     locked = data.is_locked
     if locked:
         data.unlock_()
+    if data.device is not None:
+        info = info_on(info, data.device)
     for key, value in info.items():
         if key not in entries:
             continue
