@@ -294,7 +294,7 @@ class ReplayBufferEnsemble(Sampled):
         """
         self.sampler.raise_deferred()
         routes = []
-        changes = []
+        updates = []
         for items, index in items_of(data):
             for place, entries, slots in routed(index, self._ndims):
                 if self.members[place].sampler.takes_priorities:
@@ -308,10 +308,9 @@ class ReplayBufferEnsemble(Sampled):
                     change.set(key, entry.reshape(len(items), -1)[entries.to(entry.device)])
             if change.get(member.priority_key, None) is None:
                 raise no_priorities(member.priority_key, data)
-            member.refuse_priorities(change[member.priority_key], len(slots))
-            changes.append((member, change))
-        for member, change in changes:
-            member.update_priority_of(change)
+            updates.append(member.priority_update(change))
+        for update in updates:
+            update()
 
     @property
     def _ndims(self) -> list[int]:

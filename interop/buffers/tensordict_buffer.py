@@ -206,11 +206,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 index, values = of_anchors(index, None if valid is None else valid.reshape(-1), values)
             self._sampler.update_priority(index, values, storage=self._storage)
 
-    def update_priority_of(self, items: TensorDictBase) -> None:
-        self.update_tensordict_priority(items)
-
-    def refuse_priorities(self, priority: Any, count: int) -> None:
-        self._sampler.checked(self._reduced(priority, count))
+    def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
+        self._sampler.checked(self._reduced(items[self.priority_key], len(items)))
+        return partial(self.update_tensordict_priority, items)
 
     def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:
         """One priority for each row. A list has the values of each row."""
