@@ -116,7 +116,7 @@ class ReplayBufferEnsemble(Sampled):
 
     def _connect(self) -> None:
         """Drop prefetched batches whenever a member changes."""
-        if self.prefetches:
+        if self.prefetch_queue is not None:
             for member in self.members:
                 member.add_reader(self)
 
@@ -160,7 +160,7 @@ class ReplayBufferEnsemble(Sampled):
         return self
 
     def _refuse_to_share(self) -> None:
-        if self.prefetches or any(member.prefetches for member in self.members):
+        if any(buffer.prefetch_queue is not None for buffer in (self, *self.members)):
             raise ValueError("prefetch and shared exclude each other: the ensemble or a member of it draws ahead")
 
     # ------------------------------------------------------------------ batches

@@ -155,7 +155,7 @@ class ReplayBuffer(Sampled):
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         """ValueError, TypeError or RuntimeError for components that do not work together."""
-        check_fit(storage, sampler, writer, self._unit, self.prefetches)
+        check_fit(storage, sampler, writer, self._unit, self._prefetch is not None)
         if self._workers_only_write and storage.ndim != 1:
             raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
 
@@ -339,7 +339,7 @@ class ReplayBuffer(Sampled):
         return self
 
     def _ask_to_share(self, shared: bool) -> None:
-        if shared and self.prefetches:
+        if shared and self._prefetch is not None:
             raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
         self._shared = bool(shared)
 
