@@ -40,7 +40,6 @@ class HasComponents(HasSettings, Protocol):
     @property
     def writer(self) -> Writer: ...
     def drop_prefetched(self) -> None: ...
-    def reloaded(self, beside: Collection[object] = ()) -> None: ...
 
 
 def fields_of(tree: Any, where: str) -> Fields:
@@ -109,7 +108,14 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
             else storage.checkpointer.read(storage, content, source, options)
         )
         parts.insert(0, rows)
-    return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, options.beside)])
+    return Together([buffer.drop_prefetched, *parts, partial(_reloaded, buffer, options.beside)])
+
+
+def _reloaded(buffer: HasComponents, beside: Collection[object]) -> None:
+    """The rows were replaced: other buffers on the storage, except those `beside`, start over."""
+    storage = buffer.storage
+    buffer.sampler.reloaded(storage)
+    storage.followers.start_over(storage, (buffer, *beside))
 
 
 def is_state_dict(tree: object, options: LoadOptions) -> bool:
@@ -166,7 +172,7 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
     # The rows are the last, for they may take memory, and the first to be put in.
     if _loads_storage(buffer, options):
         parts.insert(0, buffer.storage.with_state(fields.any("_storage"), options))
-    return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, options.beside)])
+    return Together([buffer.drop_prefetched, *parts, partial(_reloaded, buffer, options.beside)])
 
 
 def _loads_storage(buffer: HasComponents, options: LoadOptions) -> bool:

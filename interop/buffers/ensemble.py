@@ -115,7 +115,7 @@ class ReplayBufferEnsemble(Sampled):
 
     def _connect(self) -> None:
         """Drop prefetched batches whenever a member changes."""
-        if self.prefetches:
+        if self.prefetch_queue is not None:
             for member in self.members:
                 member.add_reader(self)
 
@@ -159,7 +159,7 @@ class ReplayBufferEnsemble(Sampled):
         return self
 
     def _refuse_to_share(self) -> None:
-        if self.prefetches or any(member.prefetches for member in self.members):
+        if any(buffer.prefetch_queue is not None for buffer in (self, *self.members)):
             raise ValueError("prefetch and shared exclude each other: the ensemble or a member of it draws ahead")
 
     # ------------------------------------------------------------------ batches
@@ -293,7 +293,7 @@ class ReplayBufferEnsemble(Sampled):
         """
         self.sampler.raise_deferred()
         routes = []
-        changes = []
+        updates = []
         for items, index in items_of(data):
             for place, entries, slots in routed(index, self._ndims):
                 if self.members[place].sampler.takes_priorities:
@@ -307,10 +307,9 @@ class ReplayBufferEnsemble(Sampled):
                     change.set(key, entry.reshape(len(items), -1)[entries.to(entry.device)])
             if change.get(member.priority_key, None) is None:
                 raise no_priorities(member.priority_key, data)
-            member.refuse_priorities(change[member.priority_key], len(slots))
-            changes.append((member, change))
-        for member, change in changes:
-            member.update_priority_of(change)
+            updates.append(member.priority_update(change))
+        for update in updates:
+            update()
 
     @property
     def _ndims(self) -> list[int]:

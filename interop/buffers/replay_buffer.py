@@ -3,7 +3,7 @@
 import copy
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Self, cast
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fbuf
 from fbuf.checkpoint import Writing
-from fbuf.memory_plan import Plan, Share
+from fbuf.memory_plan import Plan
 from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import all_made, check_fit, example_of, first_row, made_component, shares_of
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
@@ -26,7 +26,7 @@ from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
-from interop.data import bridge, randomness
+from interop.data import randomness, staging
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
@@ -155,7 +155,7 @@ class ReplayBuffer(Sampled):
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         """ValueError, TypeError or RuntimeError for components that do not work together."""
-        check_fit(storage, sampler, writer, self._unit, self.prefetches)
+        check_fit(storage, sampler, writer, self._unit, self._prefetch is not None)
         if self._workers_only_write and storage.ndim != 1:
             raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
 
@@ -340,7 +340,7 @@ class ReplayBuffer(Sampled):
         return self
 
     def _ask_to_share(self, shared: bool) -> None:
-        if shared and self.prefetches:
+        if shared and self._prefetch is not None:
             raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
         self._shared = bool(shared)
 
@@ -468,7 +468,9 @@ class ReplayBuffer(Sampled):
             writer.note(stored, index)
         if many and self._moves_slots:  # last: it would wait for the device, had the samplers to read them
             device = getattr(stored, "device", None)
-            return bridge.placed(index, device) if isinstance(device, torch.device) and device.type != "cpu" else index
+            return (
+                staging.to_device(index, device) if isinstance(device, torch.device) and device.type != "cpu" else index
+            )
         return index
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
@@ -491,15 +493,15 @@ class ReplayBuffer(Sampled):
                 priority = priority.transpose(0, self.dim_extend).flatten()
             self._sampler.update_priority(index, priority, storage=self._storage)
 
-    def update_priority_of(self, items: TensorDictBase) -> None:
-        """Set the priorities of items of an ensemble's sample from `priority_key`."""
-        self.update_priority(items["index"], items[self.priority_key])
-
-    def refuse_priorities(self, priority: Any, count: int) -> None:
-        """Raise the errors of an update of `count` items by these priorities."""
+    def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
+        """Check an update of the priorities of items, [n] with "index", by their `priority_key`. The function does it."""
+        priority = items[self.priority_key]
         self._sampler.checked(priority)
-        if priority.numel() != count:
-            raise RuntimeError(f"there are {priority.numel()} priorities for {count} items of a {type(self).__name__}")
+        if priority.numel() != len(items):
+            raise RuntimeError(
+                f"there are {priority.numel()} priorities for {len(items)} items of a {type(self).__name__}"
+            )
+        return partial(self.update_priority, items["index"], priority)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
@@ -515,7 +517,10 @@ class ReplayBuffer(Sampled):
                 with storage.guard.transaction():
                     storage.empty()
                     for buffer in buffers:
-                        buffer.forget(empty_write_count)
+                        buffer.writer.clear(empty_write_count)
+                        buffer.sampler.clear()
+                        buffer.transform.forget()
+                        buffer.drop_prefetched()
 
             counters = storage.ring.cells.tobytes()
             undoable = [storage, *(buffer.writer for buffer in buffers)]
@@ -525,13 +530,6 @@ class ReplayBuffer(Sampled):
             except BaseException:
                 finish_or_undo(storage, counters, undo_states, write, finish=True)
                 raise
-
-    def forget(self, empty_write_count: bool = True) -> None:
-        """Start over: the storage was emptied. Its lock is held."""
-        self._writer.clear(empty_write_count)
-        self._sampler.clear()
-        self._transform.forget()
-        self.drop_prefetched()
 
     # ------------------------------------------------------------------ sampling
 
@@ -601,7 +599,7 @@ class ReplayBuffer(Sampled):
             slots, info, leaves = part.draw_slots()
             rows = storage.table.rows
             assert rows is not None  # the sampler has raised for an empty storage
-            if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
+            if isinstance(rows, TorchRows) and rows.on_host:
                 return read_batch(storage, slots, (None, 1), info, marks)
             return batch_of(storage, leaves or rows.read(slots), slots.shape, info, marks)
         index, info = part.draw()
@@ -744,12 +742,8 @@ class ReplayBuffer(Sampled):
         RuntimeError where data is needed and missing; else the errors of the write.
         """
         with locked(self):
-            return plans.plan(self.memory_shares(data))
-
-    def memory_shares(self, data: Any) -> list[Share]:
-        """The shares of `plan`. The lock is held."""
-        stored = None if data is None else self._first_row_of(data)
-        return shares_of(self._storage, self._sampler, self._writer, stored)
+            stored = None if data is None else self._first_row_of(data)
+            return plans.plan(shares_of(self._storage, self._sampler, self._writer, stored))
 
     def _first_row_of(self, data: Any) -> Any:
         """The first row of data as it would be stored."""
@@ -845,15 +839,6 @@ class ReplayBuffer(Sampled):
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         return checkpoints.with_state(self, tree, options)
-
-    def reloaded(self, beside: Collection[object] = ()) -> None:
-        """The rows of the storage were replaced: other buffers on it, except those `beside`, start over."""
-        self._sampler.reloaded(self._storage)
-        for buffer in self._storage.followers.buffers():
-            if all(buffer is not other for other in (self, *beside)):
-                buffer.sampler.clear()
-                buffer.sampler.take_over(self._storage)
-                buffer.drop_prefetched()
 
     def _unchanging(self) -> Held:
         return Held(self._held())

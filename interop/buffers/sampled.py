@@ -149,11 +149,6 @@ class Sampled(Component):
         """The queue of prefetched batches; None without prefetch."""
         return self._prefetch
 
-    @property
-    def prefetches(self) -> bool:
-        """Whether batches are prefetched."""
-        return self._prefetch is not None
-
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Use this generator from now on."""
         generator = as_generator(generator)

@@ -23,7 +23,7 @@ from interop.sample_units import SampleUnit, of_anchors
 from interop.samplers import Sampler
 from interop.shared.storage_lock import locked
 from interop.storages import Storage
-from interop.storages.batches import BatchInfo
+from interop.storages.batches import BatchInfo, info_on
 from interop.transforms import Transform
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
@@ -206,11 +206,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 index, values = of_anchors(index, None if valid is None else valid.reshape(-1), values)
             self._sampler.update_priority(index, values, storage=self._storage)
 
-    def update_priority_of(self, items: TensorDictBase) -> None:
-        self.update_tensordict_priority(items)
-
-    def refuse_priorities(self, priority: Any, count: int) -> None:
-        self._sampler.checked(self._reduced(priority, count))
+    def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
+        self._sampler.checked(self._reduced(items[self.priority_key], len(items)))
+        return partial(self.update_tensordict_priority, items)
 
     def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:
         """One priority for each row. A list has the values of each row."""
@@ -277,6 +275,8 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     locked = data.is_locked
     if locked:
         data.unlock_()
+    if data.device is not None:
+        info = info_on(info, data.device)
     for key, value in info.items():
         if key not in entries:
             continue

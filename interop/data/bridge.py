@@ -102,15 +102,6 @@ def _shared(dense: Tensor) -> jax.Array:
     return jax.dlpack.from_dlpack(dense)
 
 
-def placed(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. From the host to a GPU without waiting for what the GPU is doing.
-
-    CUDA copies memory that is not pinned to a buffer of its own before the call returns. Pinned memory it reads later, when
-    the caller may have changed it: there the host waits.
-    """
-    return tensor.to(device, non_blocking=tensor.is_cpu and device.type == "cuda" and not tensor.is_pinned())
-
-
 class Crossing:
     """The way of tensors to JAX and of arrays to torch, in the same memory, on a device that both see. See `crossing`.
 

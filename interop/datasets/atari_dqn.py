@@ -134,6 +134,9 @@ class AtariDQNSource(Source):
         noted = [{"checkpoint": part.which[0], "rows": part.rows, **_notes(part.path, part.which[0])} for part in parts]
         return {"dataset_id": self.dataset_id, "checkpoints": noted}
 
+    def presented(self, storage: TensorStorage, folder: Path) -> Storage:
+        return FramesOnceStorage.open(folder, "r")
+
 
 def _bytes(item: Answered) -> int:
     """The size of a file in the list, which is a number in text."""
@@ -324,9 +327,6 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
             return torch.arange(len(self))
         done = columns.whole(self._storage, _DONE) != 0
         return done.cumsum(0) - done.to(torch.int64)
-
-    def presented(self, storage: TensorStorage) -> Storage:
-        return FramesOnceStorage.open(self.data_path_root, "r")
 
     def preprocess(
         self,

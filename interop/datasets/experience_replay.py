@@ -195,7 +195,9 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         writes = not isinstance(writer, ImmutableDatasetWriter)
         if writes:
             storage = TensorStorage(storage.get(slice(None)))  # a private map: writes stay in this process
-        shown = storage if record.keys() & {"of", "preprocessed"} else self.presented(storage)
+        shown = (
+            storage if record.keys() & {"of", "preprocessed"} else self._source.presented(storage, self.data_path_root)
+        )
         if not writes:
             shown.checkpointer = DatasetCheckpointer(record)
         return shown
@@ -255,10 +257,6 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     def delete(self) -> None:
         """Remove the rows from disk, with leftovers of interrupted calls. This buffer stays readable."""
         remove(self.data_path)
-
-    def presented(self, storage: TensorStorage) -> Storage:
-        """The storage to sample from. A subclass may wrap `storage` to derive more entries."""
-        return storage
 
     def preprocess(
         self,

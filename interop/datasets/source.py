@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from tensordict import TensorDictBase
 
 from interop.shared.source_files import files_below
+from interop.storages import Storage, TensorStorage
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,7 @@ class Source(ABC):
     def metadata(self, folder: Path) -> dict[str, Any]:
         """The metadata of the dataset as JSON, stored beside the rows."""
         return {}
+
+    def presented(self, storage: TensorStorage, folder: Path) -> Storage:
+        """The storage to sample from, of the rows in this folder. It may derive more entries than `storage` has."""
+        return storage

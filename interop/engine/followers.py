@@ -1,7 +1,7 @@
 """The buffers that follow a storage: each is told of every write, whichever buffer or process has made it."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -88,6 +88,14 @@ class Followers:
         """Have the buffers drop the batches that they have drawn ahead."""
         for buffer in self.buffers():
             buffer.drop_prefetched()
+
+    def start_over(self, storage: Followed, but: Collection[object]) -> None:
+        """The rows were replaced: samplers of other buffers than these begin anew, with default priorities."""
+        for buffer in self.buffers():
+            if all(buffer is not other for other in but):
+                buffer.sampler.clear()
+                buffer.sampler.take_over(storage)
+                buffer.drop_prefetched()
 
     def report(self, storage: Followed, before: Counts, prepare: Callable[[], None] | None = None) -> None:
         """Call `mark_update` of the buffers for all rows written since the counts were `before`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fbuf
-from interop.data import bridge
+from interop.data import bridge, staging
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
 from interop.host.device_writes import REPLACING, DeviceWrites, make
@@ -39,6 +39,7 @@ class DevicePriorities(Priorities):
         self.crossing = bridge.crossing(device)
         self._leaves: list[jax.Array] = []  # of the state, and the number of items; empty before the first use
         self.structure = jax.tree.structure(())
+        self._highest: tuple[float, int] | None = None  # of the state, where the host knows it
         self._accepted: list[Any] = []  # flags of pending updates, in order: JAX arrays, whose stubs lack `is_ready`
 
     def _settle(self) -> None:
@@ -73,7 +74,7 @@ class DevicePriorities(Priorities):
         with bridge.exact():
             size = jax.device_put(np.int64(self._size), self.crossing.place)
         leaves, self.structure = jax.tree.flatten(state)
-        self._leaves = [*leaves, size]
+        self._leaves, self._highest = [*leaves, size], None
 
     def _run(self, program: Callable[..., fbuf.PrioritizedState], *given: Any) -> None:
         """Replace the state by the result of a program."""
@@ -97,7 +98,14 @@ class DevicePriorities(Priorities):
     def highest(self) -> tuple[float, int]:
         with REPLACING:
             state = self._state
-            return float(np.asarray(state.highest)), int(np.asarray(state.highest_slot))
+            if self._highest is None:  # waits for the device
+                self._highest = float(np.asarray(state.highest)), int(np.asarray(state.highest_slot))
+            return self._highest
+
+    @property
+    def _only_rises(self) -> bool:
+        """Whether the highest priority is the highest that was ever given. New items do not change it then."""
+        return self.rule.new_items == "highest_ever"
 
     def written(self, slots: np.ndarray, writes: DeviceWrites | None = None) -> None:
         change = PrioritiesChange(self)
@@ -115,7 +123,12 @@ class DevicePriorities(Priorities):
     def update(self, slots: np.ndarray, priorities: np.ndarray, top: Any) -> None:
         if not slots.size:  # raises the highest alone
             slots, priorities = np.full(1, -1), np.full(1, top)
-        self._run(compiled.update, compiled.padded(slots.astype(np.int32)), compiled.padded(priorities), top)
+        with REPLACING:
+            self._settle()  # may change what is known
+            before, self._highest = self._highest, None
+            self._run(compiled.update, compiled.padded(slots.astype(np.int32)), compiled.padded(priorities), top)
+            if before is not None and self._only_rises:
+                self._highest = max(before[0], float(top)), before[1]
 
     def checks(self, priority: object) -> bool:
         return (
@@ -151,6 +164,8 @@ class DevicePriorities(Priorities):
     def take(self, arrays: list[jax.Array], stop: int, accepted: Any) -> None:
         """Use the arrays that a program has made, of `stop` items at least. `accepted`: the flag of an update, or None."""
         self._leaves, self._size, self._writes = arrays, max(self._size, stop), None
+        if accepted is not None or not self._only_rises:
+            self._highest = None
         if accepted is not None:
             accepted.copy_to_host_async()
             self._accepted.append(accepted)
@@ -232,7 +247,10 @@ class PrioritiesChange:
         if self._new is not None and index.is_cpu:
             self._given = index.numpy().astype(np.int32), [priority]
         else:
-            self._given = None, [index if index.device == device else bridge.placed(index.detach(), device), priority]
+            self._given = (
+                None,
+                [index if index.device == device else staging.to_device(index.detach(), device), priority],
+            )
 
     @property
     def updates(self) -> bool:

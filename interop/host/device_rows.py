@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop.data import bridge
+from interop.data import bridge, staging
 from interop.host import compiled
 from interop.host.device_writes import DeviceWrites
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
@@ -132,7 +132,7 @@ class JaxRows(Rows):
 
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
         arrays = self.arrays
-        [at] = self.crossing.lend([bridge.placed(slots, self.device)])
+        [at] = self.crossing.lend([staging.to_device(slots, self.device)])
         with bridge.exact():
             found = compiled.read(arrays, at, self.lanes)
         return self.crossing.take(found)  # torch waits for the program, and so do writes to `slots`
@@ -162,7 +162,7 @@ class RowsChange:
         if extra := padded.shape[0] - count:
             leaves = [torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])]) for leaf in leaves]
         self.tensors = [
-            leaf if leaf.device == device else bridge.placed(leaf.detach(), device)
+            leaf if leaf.device == device else staging.to_device(leaf.detach(), device)
             for place, leaf in enumerate(leaves)
             if place not in numbered
         ]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop.data import bridge
+from interop.data import staging
 from interop.data.index import slots_of_places
 
 
@@ -34,4 +34,4 @@ def chosen_items(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tenso
     items = leaf.reshape(count, *item)
     if places.size == count and (places[1:] > places[:-1]).all():
         return items
-    return items.index_select(0, bridge.placed(torch.from_numpy(places), leaf.device))
+    return items.index_select(0, staging.to_device(torch.from_numpy(places), leaf.device))

@@ -10,6 +10,7 @@ import ctypes
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from tensordict import MemoryMappedTensor
 from torch import Tensor
 
-from interop.data import bridge
+from interop.data import bridge, staging
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
 from interop.host.leaf_rows import LARGE, LeafRows
 from interop.host.maps import Space, in_shared_memory
@@ -29,6 +30,7 @@ _BRIEF = 1 << 16  # bytes that are copied faster than another thread starts
 _move = ctypes.memmove  # releases the GIL; if other threads run Python, getting it back takes a while
 _move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_move, ctypes.c_void_p).value or 0)
 _from_numpy = torch.from_numpy
+_is_cpu = attrgetter("is_cpu")
 
 
 class TorchRows(Rows):
@@ -146,12 +148,21 @@ class TorchRows(Rows):
         head = min(kept, capacity - start)
         leaves = self.apart(leaves)
         if head == count:
-            for place in self._copy_bytes(start, count, leaves):
+            if left := self._copy_bytes(start, count, leaves):
+                leaves = self._reached(leaves)
+            for place in left:
                 self._copy(place, start, leaves[place])
         else:
+            leaves = self._reached(leaves)
             for place, leaf in enumerate(leaves):
                 self._copy(place, start, leaf[count - kept : count - kept + head])
                 self._copy(place, 0, leaf[count - kept + head :])
+
+    def _reached(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The leaves where NumPy can read them if it writes the rows. Waits once for leaves on a device."""
+        if self._numpy is None or all(map(_is_cpu, leaves)):
+            return leaves
+        return staging.fetched([leaf.detach() for leaf in leaves])
 
     def _copy(self, place: int, start: int, leaf: Tensor) -> None:
         stop = start + leaf.shape[0]
@@ -180,6 +191,7 @@ class TorchRows(Rows):
             left = self._copy_bytes(index, 1, leaves)
             if not left:
                 return
+        leaves = self._reached(leaves)
         if self._numpy is not None:  # NumPy promises that the last of equal places wins; torch does not
             place = _numpy_index(index)
             for held, leaf in zip(self._numpy, leaves, strict=True):
@@ -194,9 +206,9 @@ class TorchRows(Rows):
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
         """Copies of the items at flat slots, which are not checked. Leaves that are `known` are not read."""
         if self._numpy is None:
-            slots = slots.to(self.device)
+            slots = staging.to_device(slots, self.device)
             return [items.read(slots, None) for items in self._items]
-        slots = slots if slots.is_cpu else slots.cpu()
+        slots = slots if slots.is_cpu else staging.to_host([slots])[0]
         at, known = slots.numpy(), known or {}
         if self._paging is not None and self._paging.due():
             return self._paging.read(slots, at, known)

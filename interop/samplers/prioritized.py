@@ -12,7 +12,7 @@ import fbuf
 from fbuf import free_memory, priority_tree
 from fbuf.memory_plan import Share, shares_of
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, as_arrays, as_tensors
-from interop.data import bridge
+from interop.data import bridge, staging
 from interop.data.arguments import not_negative, whole
 from interop.engine import plans
 from interop.engine.kept_priorities import KeptPriorities
@@ -378,6 +378,8 @@ class PrioritizedSampler(DrawingSampler):
             writes = None if storage is None else storage.guard.device_writes
             if self._file is None and self._priorities.update_async(index, priority, writes):
                 return
+        if isinstance(index, Tensor) and isinstance(priority, Tensor) and not (index.is_cpu or priority.is_cpu):
+            index, priority = staging.to_host([index.detach(), priority.detach()])
         slots, low, high = flat_slots(index, storage)
         values, top = good_priorities(priority, self.rule.dtype)
         values = one_for_each(slots, values)

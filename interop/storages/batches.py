@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from interop.data import staging
 from interop.data.keys import as_path
 from interop.data.layout import Branch, Layout, Leaf, Path
 from interop.data.tensordicts import of_entries
@@ -19,6 +20,7 @@ from interop.storages.tensors import TensorStorage
 
 _CPU = torch.device("cpu")
 _KEPT = 8  # builders of one layout
+_SLOTS = object()  # the key of the slots beside an info
 
 
 class BatchInfo(dict[Any, Any]):
@@ -45,8 +47,12 @@ def read_batch(
     rows, layout = storage.table.rows, storage.table.layout
     assert isinstance(rows, TorchRows) and layout is not None
     builder, entries = None, dict[Any, Tensor]()
+    here = info
+    if not slots.is_cpu:  # of priorities on a device: one wait for slots and info
+        here = info_on({**(info if marks else {}), _SLOTS: slots}, _CPU)
+        slots = here.pop(_SLOTS)
     if marks and type(storage).build is TensorStorage.build:
-        entries = _entries(info, _CPU)
+        entries = _entries(here, _CPU)
         builder = _builder_for(layout, tuple(entries))
     known = {} if builder is None else {leaf: entries[key] for key, leaf in builder.replaced.items()}
     begins, length = runs
@@ -161,3 +167,20 @@ def _entries(info: Mapping[Any, Any], device: torch.device) -> dict[Any, Tensor]
             return {}
         entries[key] = value
     return entries
+
+
+def info_on(info: Mapping[Any, Any], device: torch.device) -> dict[Any, Any]:
+    """The info with its tensors, and tuples of them, on this device. The host waits at most once for those of a GPU."""
+    parts = [value if type(value) is tuple else (value,) for value in info.values()]
+    away = {id(each): each for part in parts for each in part if isinstance(each, Tensor) and each.device != device}
+    if not away:
+        return dict(info)
+    if device.type == "cpu":
+        moved = staging.to_host(list(away.values()))
+    else:
+        moved = [staging.to_device(each, device) for each in away.values()]
+    found = dict(zip(away, moved, strict=True))
+    here = [tuple(found.get(id(each), each) for each in part) for part in parts]
+    return {
+        key: part if type(value) is tuple else part[0] for (key, value), part in zip(info.items(), here, strict=True)
+    }

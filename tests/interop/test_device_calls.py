@@ -219,7 +219,7 @@ def test_slots_stay_on_the_host_until_the_samplers_have_them(
         moved.append((tensor, device))
         return tensor
 
-    monkeypatch.setattr("interop.data.bridge.placed", placed)
+    monkeypatch.setattr("interop.data.staging.to_device", placed)
     rb = form(storage=LazyTensorStorage(CAPACITY), sampler=Noting(CAPACITY, 0.6, 0.4))
     rb.extend(rows(BATCH))
     new = rows(BATCH)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -94,11 +94,13 @@ def _rows(episode: Mapping[str, Any], where: str) -> TensorDict:
 
 
 class ToyExperienceReplay(BaseDatasetExperienceReplay):
+    SOURCE: ClassVar[type[ToySource]] = ToySource
+
     def __init__(
         self, dataset_id: str, batch_size: int | None = None, *, upstream: Path | str = "", at_most: bool = False,
         **more: Any,
     ) -> None:  # fmt: skip
-        super().__init__(ToySource(dataset_id, str(upstream), at_most), batch_size, **more)
+        super().__init__(self.SOURCE(dataset_id, str(upstream), at_most), batch_size, **more)
 
 
 def same(found: Any, expected: TensorDict) -> bool:

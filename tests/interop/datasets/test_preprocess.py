@@ -1,6 +1,7 @@
 """`preprocess` of a dataset: into another folder and in its place, interrupted and gone on."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from interop import ReplayBuffer, Storage
 from interop.datasets import conversion
 from interop.storages.tensors import TensorStorage
-from tests.interop.datasets.sources_toy import ROWS, ToyExperienceReplay, content, same
+from tests.interop.datasets.sources_toy import ROWS, ToyExperienceReplay, ToySource, content, same
 
 
 def doubled(td: TensorDictBase) -> TensorDictBase:
@@ -255,9 +256,13 @@ class Shifted(Storage):
         return len(self._stored)
 
 
-class ShiftedToy(ToyExperienceReplay):
-    def presented(self, storage: TensorStorage) -> Storage:
+class ShiftedSource(ToySource):
+    def presented(self, storage: TensorStorage, folder: Path) -> Storage:
         return Shifted(storage)
+
+
+class ShiftedToy(ToyExperienceReplay):
+    SOURCE = ShiftedSource
 
 
 def test_presented_rows(rows, tmp_path):
