@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 
 from fbuf import checks, storage, trajectories
 from fbuf.fusion import computed_once, two_or_more
-from fbuf.paths import Path, path_of, required_leaf
+from fbuf.paths import KeyPath, path_of, required_leaf
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers.protocol import Draw
 from fbuf.samplers.slices import Written
@@ -386,7 +386,7 @@ def _leaves(rules: tuple[Frames, ...], structure: Any) -> list[tuple[int, int]]:
     return found
 
 
-def _leaf(numbered: Any, name: str, path: Path) -> int:
+def _leaf(numbered: Any, name: str, path: KeyPath) -> int:
     place = required_leaf(name, numbered, path)
     if type(place) is not int:
         raise ValueError(f"{name}={path!r}: an item has no single array there")

@@ -3,10 +3,10 @@
 import operator
 from typing import Any
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
-def path_of(name: str, given: Any, *, root: bool = False) -> Path:
+def path_of(name: str, given: Any, *, root: bool = False) -> KeyPath:
     """The path as a tuple. TypeError for anything else. With `root` the path () means the item itself."""
     path = given if isinstance(given, tuple) else (given,)
     if not ((path or root) and all(type(step) in (str, int) for step in path)):
@@ -14,7 +14,7 @@ def path_of(name: str, given: Any, *, root: bool = False) -> Path:
     return path
 
 
-def required_leaf(name: str, item: Any, path: Path) -> Any:
+def required_leaf(name: str, item: Any, path: KeyPath) -> Any:
     """The leaf at a path of an item. ValueError if there is none, with the name of the option."""
     try:
         return leaf_at(item, path)
@@ -22,7 +22,7 @@ def required_leaf(name: str, item: Any, path: Path) -> Any:
         raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
 
 
-def leaf_at(item: Any, path: Path) -> Any:
+def leaf_at(item: Any, path: KeyPath) -> Any:
     """The leaf, or the subtree, at a path of an item."""
     for step in path:
         item = item[step] if isinstance(item, dict) or isinstance(step, int) else operator.attrgetter(step)(item)

@@ -27,7 +27,7 @@ from fbuf.fusion import (
     two_or_more,
     zero_after,
 )
-from fbuf.paths import Path, leaf_at, path_of, required_leaf
+from fbuf.paths import KeyPath, leaf_at, path_of, required_leaf
 from fbuf.writers import RingState, backward, onward, wrapped
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; CUT: another trajectory followed without an end
@@ -126,7 +126,7 @@ class Trajectories:
                 f"or endless=True without any, got endless={self.endless!r} and {paths}"
             )
 
-    def paths(self, name: str) -> tuple[Path, ...]:
+    def paths(self, name: str) -> tuple[KeyPath, ...]:
         """The paths of an argument; () for none."""
         given = getattr(self, name)
         if given is None:

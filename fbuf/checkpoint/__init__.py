@@ -6,7 +6,7 @@
 from fbuf.checkpoint.arrays import Columns
 from fbuf.checkpoint.fields import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
 from fbuf.checkpoint.pytree import load_state, load_with_extra, save_state
-from fbuf.checkpoint.reading import Source, StoredArray, StoredColumns, Verify, load
+from fbuf.checkpoint.reading import Reading, StoredArray, StoredColumns, Verify, load
 from fbuf.checkpoint.writing import Writing
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "CheckpointMismatch",
     "Columns",
     "Fields",
-    "Source",
+    "Reading",
     "StoredArray",
     "StoredColumns",
     "Verify",

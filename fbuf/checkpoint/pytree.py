@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fbuf.checkpoint.fields import CheckpointMismatch, Fields
-from fbuf.checkpoint.reading import Source, StoredArray, Verify, load
+from fbuf.checkpoint.reading import Reading, StoredArray, Verify, load
 from fbuf.checkpoint.writing import Writing
 
 _Tree = TypeVar("_Tree")
@@ -65,7 +65,7 @@ def load_state(path: str | os.PathLike[str], like: _Tree, *, verify: Verify = "f
 def load_with_extra(path: str | os.PathLike[str], like: _Tree) -> tuple[_Tree, dict[str, np.ndarray]]:
     """Load a state as `load_state` does, and its `extra` arrays; {} if there are none."""
 
-    def read(source: Source) -> tuple[_Tree, dict[str, np.ndarray]]:
+    def read(source: Reading) -> tuple[_Tree, dict[str, np.ndarray]]:
         state, described = _like(source, like), Fields(source.tree, str(source.path))
         extra = described.any("extra") if "extra" in described else {}
         fields = Fields(extra, f"{source.path}, extra")
@@ -85,7 +85,7 @@ def _saved(leaf: Any) -> tuple[str, Any]:
     raise TypeError(f"a state is made of arrays and numbers, got {type(leaf).__name__}")
 
 
-def _like(source: Source, like: Any) -> Any:
+def _like(source: Reading, like: Any) -> Any:
     described = Fields(source.tree, str(path := source.path))
     if described.text("kind") != "pytree":
         raise CheckpointMismatch(f"{path} holds a {described.text('kind')}, not a pytree of arrays")

@@ -21,12 +21,12 @@ _Result = TypeVar("_Result")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verify: Verify = "full") -> _Result:
+def load(path: str | os.PathLike[str], use: Callable[["Reading"], _Result], verify: Verify = "full") -> _Result:
     """The result of `use` on the checkpoint in a folder; repeated if the checkpoint is replaced meanwhile.
 
     Args:
         path: the folder.
-        use: takes the `Source`. It must not change anything: its result counts only after all files are checked. If
+        use: takes the `Reading`. It must not change anything: its result counts only after all files are checked. If
             that fails, `abandon()` of the result is called, if it has one.
         verify: "full" compares the checksum of every byte, "size" that of the manifest and the sizes of files.
 
@@ -38,7 +38,7 @@ def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verif
     if verify not in ("full", "size"):
         raise ValueError(f"verify must be 'full' or 'size', got {verify!r}")
     while True:
-        source = Source(path, verify)
+        source = Reading(path, verify)
         try:
             with source:
                 result = use(source)
@@ -54,7 +54,7 @@ def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verif
                 raise
 
 
-class Source:
+class Reading:
     """A checkpoint that is being read. `tree` is the saved tree, with `StoredColumns` and arrays that are read when used."""
 
     tree: Any
@@ -195,7 +195,7 @@ class StoredColumns:
 
     def __init__(
         self,
-        source: Source,
+        source: Reading,
         rows: int,
         rows_a_file: int,
         entries: Sequence[FileEntry],

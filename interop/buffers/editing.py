@@ -16,7 +16,7 @@ from interop.data.pytrees import assigned, each_leaf, swapped
 from interop.storages import Storage
 from interop.writers import Writer
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 # ------------------------------------------------------------------ indices
 
@@ -56,7 +56,7 @@ def edit(storage: Storage, values: Any, index: Any = ..., dim: int = 0, adds: bo
     if not is_tensor_collection(rows):
         raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
     rows = swapped(rows, dim)
-    unknown: dict[Path, Any] | None = {} if adds and isinstance(rows, TensorDictBase) else None
+    unknown: dict[KeyPath, Any] | None = {} if adds and isinstance(rows, TensorDictBase) else None
     plan = list(_planned(rows, values, index, unknown=unknown))
     if unknown:
         rows = rows.copy().update(unknown)
@@ -69,7 +69,7 @@ def edit(storage: Storage, values: Any, index: Any = ..., dim: int = 0, adds: bo
 
 
 def _planned(
-    entry: Any, values: Any, index: Any, path: Path = (), unknown: dict[Path, Any] | None = None
+    entry: Any, values: Any, index: Any, path: KeyPath = (), unknown: dict[KeyPath, Any] | None = None
 ) -> Iterator[tuple[Tensor, Any, Tensor]]:
     """Yields each stored tensor to write, the index in it, and the new values. A number fills the tensor.
 
@@ -98,7 +98,7 @@ def _planned(
             raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
 
 
-def _dealt(stack: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> Iterator[tuple[Any, Any]]:
+def _dealt(stack: LazyStackedTensorDict, value: Any, index: Any, path: KeyPath) -> Iterator[tuple[Any, Any]]:
     """The items of a lazy stack at an index, each with its part of a value. A number is for all items."""
     single = as_int(index)
     items = stack.tensordicts
@@ -117,7 +117,7 @@ def _dealt(stack: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> 
     yield from zip(items, parts, strict=True)
 
 
-def chosen(values: Any, keys: Sequence[Any]) -> dict[Path, Any]:
+def chosen(values: Any, keys: Sequence[Any]) -> dict[KeyPath, Any]:
     """The entries of a dict or tensordict at `keys`. KeyError for a missing one."""
     every = values.items(include_nested=True) if is_tensor_collection(values) else values.items()
     entries = {as_path(key): value for key, value in every}
@@ -127,7 +127,7 @@ def chosen(values: Any, keys: Sequence[Any]) -> dict[Path, Any]:
     return {as_path(key): entries[as_path(key)] for key in keys}
 
 
-def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
+def _fitting(place: Tensor, value: Any, path: KeyPath) -> Tensor:
     """The value as a tensor that fits the place."""
     if is_tensor_collection(value):
         raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written")
@@ -149,7 +149,7 @@ def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
     return value.to(place.device)
 
 
-def _name(path: Path) -> str:
+def _name(path: KeyPath) -> str:
     return repr(path[0]) if len(path) == 1 else repr(path) if path else "the data"
 
 

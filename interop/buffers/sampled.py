@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
-from fbuf.checkpoint import Source, Verify, Writing, load
+from fbuf.checkpoint import Reading, Verify, Writing, load
 from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Request, RequestPart
@@ -420,7 +420,7 @@ class Sampled(Component):
         """
         refuse_other_folder(path)
 
-        def check(source: Source) -> Apply:
+        def check(source: Reading) -> Apply:
             options = LoadOptions(strict, cast, allow_pickle, source, str(source.path))
             return self.with_state(source.tree, options)
 

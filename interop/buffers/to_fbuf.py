@@ -18,7 +18,7 @@ from fbuf.samplers import slices
 from interop import samplers as torch_side
 from interop.data import bridge
 from interop.data.arguments import class_of
-from interop.data.layout import Path
+from interop.data.layout import KeyPath
 from interop.host import compiled
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
@@ -87,7 +87,7 @@ def _no_twin(part: object, cure: str) -> TypeError:
 # ------------------------------------------------------------------ items
 
 
-def _dtypes(columns: Mapping[Path, Tensor], narrow: bool) -> dict[Path, np.dtype]:
+def _dtypes(columns: Mapping[KeyPath, Tensor], narrow: bool) -> dict[KeyPath, np.dtype]:
     """The dtype of each column in JAX. TypeError for 64 bits where JAX has 32, ValueError for integers that do not fit."""
     dtypes = {path: jax.dtypes.canonicalize_dtype(bridge.DTYPES[column.dtype]) for path, column in columns.items()}
     wide = [path for path, column in columns.items() if dtypes[path] != bridge.DTYPES[column.dtype]]
@@ -103,11 +103,11 @@ def _dtypes(columns: Mapping[Path, Tensor], narrow: bool) -> dict[Path, np.dtype
     return dtypes
 
 
-def _names(paths: Iterable[Path]) -> str:
+def _names(paths: Iterable[KeyPath]) -> str:
     return ", ".join(repr(path[0] if len(path) == 1 else path) for path in paths)
 
 
-def _nested(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
+def _nested(paths: Iterable[KeyPath], leaves: Iterable[Any]) -> Any:
     """Nested dicts of leaves by path; the leaf itself if an item is one tensor."""
     items: dict[Any, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):

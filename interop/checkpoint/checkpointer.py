@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
+from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Reading, Verify, Writing, load
 from interop.checkpoint.other_folders import refuse_other_folder
 from interop.checkpoint.state import Apply, LoadOptions
 from interop.checkpoint.values import decode
@@ -93,7 +93,7 @@ class StorageCheckpointerBase:
         return storage.lock.held()
 
     def _load_from(self, storage: Content, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
-        def use(source: Source) -> Apply:
+        def use(source: Reading) -> Apply:
             return self.read(storage, _of_storage(source.tree), source, options)
 
         refuse_other_folder(path)
@@ -122,7 +122,7 @@ class StorageCheckpointerBase:
         """A tree of the content, and of what is needed to read it. The storage is locked until it has been written."""
         return {"checkpointer": type(self).__name__, "content": self._save(storage, out)}
 
-    def read(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Apply:
+    def read(self, storage: Content, saved: Any, source: Reading, options: LoadOptions) -> Apply:
         """Check a tree of `write`; the returned function stores its content."""
         fields = Fields(saved, f"{source.path}, storage")
         name = fields.text("checkpointer")
@@ -141,7 +141,7 @@ class StorageCheckpointerBase:
         self.dumps(storage, out.folder(name))
         return {"folder": name}
 
-    def _load(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Apply:
+    def _load(self, storage: Content, saved: Any, source: Reading, options: LoadOptions) -> Apply:
         """Check a tree of `_save`; the returned function stores its content."""
         folder = source.folder(Fields(saved, str(source.path)).text("folder"))
         return partial(self.loads, storage, folder)

@@ -24,7 +24,7 @@ from fbuf.checkpoint import (
     CheckpointError,
     CheckpointMismatch,
     Fields,
-    Source,
+    Reading,
     Verify,
     Writing,
     load,
@@ -48,7 +48,7 @@ class LoadOptions:
     strict: bool = True
     cast: bool = False
     allow_pickle: bool = False
-    source: Source | None = None
+    source: Reading | None = None
     where: str = "the state of a buffer"
     beside: tuple[object, ...] = ()
 
@@ -199,7 +199,7 @@ class Component(Aliases):
         """
         options = LoadOptions(strict, cast, allow_pickle)
 
-        def use(source: Source) -> Apply:
+        def use(source: Reading) -> Apply:
             return self.with_state(state_for(self, source.tree, str(source.path)), options)
 
         finished(load(path, use, verify))

@@ -28,7 +28,7 @@ from interop.data.varied import Leaf, Values, Varied, described
 _shape, _dtype, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("layout")
 _is_nested, _address = attrgetter("is_nested"), Tensor.data_ptr
 _is_zeros = attrgetter("_is_zerotensor")
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True)
 class LeafSpec:
-    """Path, shape and dtype of one tensor of an item."""
+    """KeyPath, shape and dtype of one tensor of an item."""
 
-    path: Path
+    path: KeyPath
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -68,7 +68,7 @@ class Layout:
     _last_fit: ClassVar[tuple[Any, ...]] = ()  # leading dims of data that fitted; shapes and dtypes of its leaves
 
     @classmethod
-    def of(cls, data: Any, dims: int, ragged: Collection[Path] = ()) -> "Layout":
+    def of(cls, data: Any, dims: int, ragged: Collection[KeyPath] = ()) -> "Layout":
         """The layout of data whose leaves all begin with the same `dims` leading dims.
 
         Tensors at `ragged` paths have rows of any length, in the dim after those.
@@ -78,7 +78,7 @@ class Layout:
         return cls(root, tuple(leaves), PackedValues() if _varied(root, ()) else None)
 
     @functools.cached_property
-    def varied(self) -> dict[Path, Varied]:
+    def varied(self) -> dict[KeyPath, Varied]:
         """The entries whose values differ in size, by path. `values` keeps them; the rows hold spans."""
         return dict(_varied(self.root, ()))
 
@@ -90,7 +90,7 @@ class Layout:
         """The layout of items with spans instead of varied entries."""
         return Layout(_of_spans(self.root), self.leaves)
 
-    def spans(self, leaves: Sequence[Any]) -> dict[Path, Any]:
+    def spans(self, leaves: Sequence[Any]) -> dict[KeyPath, Any]:
         """The leaves that are spans of varied entries, by path."""
         return {path: leaves[self.places[path]] for path in self.varied}
 
@@ -155,7 +155,7 @@ class Layout:
         return found.keeping(self.values or found.values)
 
     @functools.cached_property
-    def places(self) -> dict[Path, int]:
+    def places(self) -> dict[KeyPath, int]:
         """The number of the leaf at each path."""
         return {spec.path: place for place, spec in enumerate(self.leaves)}
 
@@ -174,7 +174,7 @@ class Layout:
         return isinstance(self.root, Branch) and (self.root.kind is TensorDict or is_tensorclass(self.root.kind))
 
 
-def stack_items(items: Sequence[Any], ragged: Collection[Path] = ()) -> Any:
+def stack_items(items: Sequence[Any], ragged: Collection[KeyPath] = ()) -> Any:
     """One batch of a list of items, stacked along a new first dim. A list of texts is a batch already."""
     if not items:
         raise RuntimeError("Expected at least one element in extend.")
@@ -207,13 +207,15 @@ def _of_spans(node: Branch | Leaf) -> Branch | Leaf:
     return dataclasses.replace(node, children=tuple(map(_of_spans, node.children)))
 
 
-def _varied(node: Branch | Leaf, path: Path) -> list[tuple[Path, Varied]]:
+def _varied(node: Branch | Leaf, path: KeyPath) -> list[tuple[KeyPath, Varied]]:
     if not isinstance(node, Branch):
         return [(path, node)] if isinstance(node, Varied) else []
     return [each for key, child in zip(node.keys, node.children, strict=True) for each in _varied(child, (*path, key))]
 
 
-def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec], ragged: Collection[Path] = ()) -> Branch | Leaf:
+def _describe(
+    data: Any, dims: int, path: KeyPath, leaves: list[LeafSpec], ragged: Collection[KeyPath] = ()
+) -> Branch | Leaf:
     varied = described(data, dims, path in ragged, _where(path))
     if varied is not None:
         leaves.append(LeafSpec(path, varied[1], torch.int64))
@@ -242,7 +244,7 @@ def _remade(kind: type) -> type:
         return dict
 
 
-def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> None:
+def _collect(node: Branch | Leaf, data: Any, path: KeyPath, found: list[Any]) -> None:
     """Append the leaves of data in the order of the structure. TypeError or KeyError for another structure."""
     if isinstance(node, Varied):
         found.append(node.take(data, _where(path)))
@@ -273,7 +275,7 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> No
             _collect(child, value, (*path, key), found)
 
 
-def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
+def _open(data: Any, path: KeyPath) -> tuple[type, dict[Any, Any]]:
     """The kind of a container and its entries."""
     if is_non_tensor(data):
         raise TypeError(f"{_where(path)}: items hold no text or other values here; nothing was written")
@@ -331,7 +333,7 @@ def _build(
     return made if node.kind is TensorDict else node.kind.from_tensordict(made)
 
 
-def _refuse_unusual(data: Tensor, path: Path) -> None:
+def _refuse_unusual(data: Tensor, path: KeyPath) -> None:
     if data.dtype not in DTYPES:
         raise TypeError(f"{_where(path)}: cannot store {data.dtype}")
     bare = data.is_meta or _is_zeros(data)()
@@ -340,5 +342,5 @@ def _refuse_unusual(data: Tensor, path: Path) -> None:
         raise TypeError(f"{_where(path)}: cannot store {what}, only dense tensors; nothing was written")
 
 
-def _where(path: Path) -> str:
+def _where(path: KeyPath) -> str:
     return LeafSpec(path, (), torch.float32).name if path else "item"

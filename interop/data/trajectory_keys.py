@@ -8,12 +8,12 @@ from tensordict.utils import NestedKey
 
 from interop.data.keys import as_path, checked_key
 
-Path = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 
-IDS: tuple[Path, ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
-ENDS: tuple[Path, ...] = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
-FIRSTS: tuple[Path, ...] = (("is_init",),)
-MASKS: tuple[Path, ...] = (("collector", "mask"),)
+IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
+ENDS: tuple[KeyPath, ...] = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
+FIRSTS: tuple[KeyPath, ...] = (("is_init",),)
+MASKS: tuple[KeyPath, ...] = (("collector", "mask"),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +29,12 @@ class TrajectoryKeys:
         required: those among them that must be stored.
     """
 
-    ids: tuple[Path, ...] = IDS
-    ends: tuple[Path, ...] = ENDS
-    firsts: tuple[Path, ...] = FIRSTS
-    masks: tuple[Path, ...] = MASKS
-    named: frozenset[Path] = frozenset()
-    required: frozenset[Path] = frozenset()
+    ids: tuple[KeyPath, ...] = IDS
+    ends: tuple[KeyPath, ...] = ENDS
+    firsts: tuple[KeyPath, ...] = FIRSTS
+    masks: tuple[KeyPath, ...] = MASKS
+    named: frozenset[KeyPath] = frozenset()
+    required: frozenset[KeyPath] = frozenset()
 
     @classmethod
     def chosen(
@@ -56,20 +56,20 @@ class TrajectoryKeys:
             return cls(ids, ends, (), (), named)
         return cls(tuple(dict.fromkeys((*ids, *IDS))), tuple(dict.fromkeys((*ends, *ENDS))), named=named)
 
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[KeyPath, ...]:
         """All of them."""
         return (*self.ids, *self.ends, *self.firsts, *self.masks)
 
-    def groups(self) -> tuple[tuple[Path, ...], ...]:
+    def groups(self) -> tuple[tuple[KeyPath, ...], ...]:
         """Ids, ends, first rows and masks."""
         return self.ids, self.ends, self.firsts, self.masks
 
-    def only(self, paths: Sequence[Path]) -> "TrajectoryKeys":
+    def only(self, paths: Sequence[KeyPath]) -> "TrajectoryKeys":
         """Those among `paths`."""
         ids, ends, firsts, masks = (tuple(path for path in group if path in paths) for group in self.groups())
         return TrajectoryKeys(ids, ends, firsts, masks, self.named, self.required)
 
-    def requiring(self, path: Path) -> "TrajectoryKeys":
+    def requiring(self, path: KeyPath) -> "TrajectoryKeys":
         """The same keys, of which this one must be stored."""
         return dataclasses.replace(self, required=self.required | {path})
 

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase, is_non_tensor
 
 from interop.data.keys import as_path, entries_below
 from interop.datasets.export_formats import FileFormat, refuse_names
-from interop.datasets.stored_episodes import Kind, Path, StoredEpisodes, shown_kind
+from interop.datasets.stored_episodes import KeyPath, Kind, StoredEpisodes, shown_kind
 from interop.ted.row_values import dense, words
 
 Keys = str | tuple[str, ...] | Mapping[str, str | tuple[str, ...]]
@@ -34,8 +34,8 @@ class EpisodeBuffers:
 
     stored: StoredEpisodes
     files: FileFormat
-    places: Mapping[Path, Path]
-    kinds: Mapping[Path, Kind]
+    places: Mapping[KeyPath, KeyPath]
+    kinds: Mapping[KeyPath, Kind]
 
     @classmethod
     def of(cls, stored: StoredEpisodes, files: FileFormat, observation: Keys, action: Keys) -> "EpisodeBuffers":
@@ -103,7 +103,7 @@ class EpisodeBuffers:
 
     def _episode(self, rows: TensorDictBase) -> dict[str, Any]:
         above, below = (dict(entries_below(part)) for part in (rows.exclude("next"), rows.get("next", {})))
-        entries: dict[Path, Any] = {}
+        entries: dict[KeyPath, Any] = {}
         for place, path in self.places.items():
             now = above.get(path)
             then = None if path in _OUTCOMES else below.get(path)
@@ -116,7 +116,7 @@ class EpisodeBuffers:
         return {"infos": {}, **_nested(entries), **_outcomes(rows)}
 
 
-def _entries_under(entries: Mapping[Path, Kind], keys: Keys, place: str) -> Iterator[tuple[Path, Path]]:
+def _entries_under(entries: Mapping[KeyPath, Kind], keys: Keys, place: str) -> Iterator[tuple[KeyPath, KeyPath]]:
     """The entries under the keys, by their place. KeyError for a key under which there is none."""
     named: Mapping[Any, Any] = {(name,): key for name, key in keys.items()} if isinstance(keys, Mapping) else {(): keys}
     for name, key in named.items():
@@ -140,7 +140,7 @@ def _one_more(above: Any, below: Any) -> Any:
     return [*parts[0], *parts[1]] if isinstance(present, list) else np.concatenate(parts)
 
 
-def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:
+def _nested(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
     """Convert values by path to nested dicts."""
     out: dict[Any, Any] = {}
     for path, value in values.items():
@@ -151,7 +151,7 @@ def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:
     return out
 
 
-def _check_outcomes(kinds: Mapping[Path, Kind], stored: StoredEpisodes) -> None:
+def _check_outcomes(kinds: Mapping[KeyPath, Kind], stored: StoredEpisodes) -> None:
     """KeyError, TypeError or ValueError for rewards and flags that are not one number a step."""
     if ("next", "reward") not in kinds:
         names_text = ", ".join(sorted(map(repr, kinds))) or "none"

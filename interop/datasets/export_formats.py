@@ -11,7 +11,7 @@ from torch import Tensor
 from interop.data.keys import entries_below
 from interop.data.layout import LeafSpec
 from interop.data.values import is_written
-from interop.datasets.stored_episodes import Kind, Path, StoredEpisodes, kind_of, shown_kind
+from interop.datasets.stored_episodes import KeyPath, Kind, StoredEpisodes, kind_of, shown_kind
 from interop.host.maps import file_names
 
 _AT_ONCE = 512  # rows that are checked together
@@ -40,14 +40,14 @@ class FileFormat:
     has_nul: bool = True
     has_bytes: bool = False
 
-    def kinds(self, stored: StoredEpisodes) -> dict[Path, Kind]:
+    def kinds(self, stored: StoredEpisodes) -> dict[KeyPath, Kind]:
         """The kind of each entry, after a check of all rows, or of one row where a storage has rows of one layout.
 
         Raises:
             TypeError: an entry is of a dtype that does not come back, without values, ragged, or neither tensors nor text.
             ValueError: rows differ in keys, shapes or dtypes, or a text cannot be written.
         """
-        first: dict[Path, Kind] = {}
+        first: dict[KeyPath, Kind] = {}
         for start in range(0, 1 if stored.is_uniform else stored.rows, _AT_ONCE):
             rows = stored.read(start, 1 if stored.is_uniform else min(start + _AT_ONCE, stored.rows))
             kinds = {path: kind_of(value, 1) for path, value in entries_below(rows)}
@@ -63,7 +63,7 @@ class FileFormat:
                 self.values(value, path)
         return first
 
-    def values(self, value: Any, path: Path) -> np.ndarray | list[Any]:
+    def values(self, value: Any, path: KeyPath) -> np.ndarray | list[Any]:
         """An entry of rows as an array, or a list of text or bytes. The errors of `kinds`."""
         if not isinstance(value, Tensor):
             return self._texts(value.tolist(), path)
@@ -82,7 +82,7 @@ class FileFormat:
         array: np.ndarray = value.resolve_conj().resolve_neg().numpy()
         return array
 
-    def _texts(self, values: Any, path: Path) -> list[Any]:
+    def _texts(self, values: Any, path: KeyPath) -> list[Any]:
         kinds = {type(element) for element in values} if isinstance(values, list) else set()
         if kinds == {bytes} and self.has_bytes:
             return list(values)
@@ -109,7 +109,7 @@ MINARI = {
 """The formats of Minari, by name."""
 
 
-def refuse_names(places: Mapping[Path, Path], noun: str) -> None:
+def refuse_names(places: Mapping[KeyPath, KeyPath], noun: str) -> None:
     """ValueError, naming the entry, for places that a loader of this library cannot have as keys.
 
     Args:
@@ -127,7 +127,7 @@ def refuse_names(places: Mapping[Path, Path], noun: str) -> None:
     _as_files(places, ())
 
 
-def _as_files(places: Collection[Path], entry: Path) -> None:
+def _as_files(places: Collection[KeyPath], entry: KeyPath) -> None:
     try:
         file_names([LeafSpec(place, (), torch.uint8) for place in places])
     except ValueError as error:
@@ -135,7 +135,7 @@ def _as_files(places: Collection[Path], entry: Path) -> None:
         raise ValueError(f"{entry or 'the entries'} could not be read back: {error}. Rename it{way}") from error
 
 
-def _without(path: Path) -> str:
+def _without(path: KeyPath) -> str:
     """The advice to leave an entry out."""
     key = path[0] if len(path) == 1 else path
     return f"leave it out by exclude=[{key!r}]"

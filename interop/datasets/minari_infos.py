@@ -8,7 +8,7 @@ import numpy as np
 
 from interop.datasets.errors import CorruptDatasetError
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 class Kind(NamedTuple):
@@ -23,7 +23,7 @@ class EpisodeInfos(NamedTuple):
 
     where: str
     steps: int
-    kinds: Mapping[Path, Kind]
+    kinds: Mapping[KeyPath, Kind]
 
 
 class StepInfo(NamedTuple):
@@ -48,10 +48,10 @@ class StepInfo(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype or "O").itemsize
 
 
-Layout = Mapping[Path, StepInfo]
+Layout = Mapping[KeyPath, StepInfo]
 
 
-def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[Path, StepInfo]:
+def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[KeyPath, StepInfo]:
     """The infos of all episodes, in the order in which they appear.
 
     An info has a value for each step, with the reset or without it; or it is one value for the episode, of the same shape in
@@ -60,7 +60,7 @@ def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[Path, StepInfo]:
     Numbers of rows that are none of these are a `misfit`. CorruptDatasetError for an entry that is text, or a group, in some
     episodes only.
     """
-    seen: dict[Path, dict[tuple[int, Kind], str]] = {}  # an episode of each kind
+    seen: dict[KeyPath, dict[tuple[int, Kind], str]] = {}  # an episode of each kind
     for where, steps, kinds in episodes:
         for path, kind in kinds.items():
             seen.setdefault(path, {}).setdefault((steps, kind), where)
@@ -73,7 +73,7 @@ def layout_of(episodes: Iterable[EpisodeInfos]) -> dict[Path, StepInfo]:
     return {path: _info(path, places_of_path) for path, places_of_path in ways.items()}
 
 
-def _info(path: Path, ways: list[tuple[str, int, Kind]]) -> StepInfo:
+def _info(path: KeyPath, ways: list[tuple[str, int, Kind]]) -> StepInfo:
     where, _, first = ways[0]
     dtypes = {kind.dtype for *_, kind in ways}
     if None in dtypes and len(dtypes) > 1:

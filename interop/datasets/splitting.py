@@ -19,7 +19,7 @@ from interop.storages import LazyMemmapStorage, Storage, columns
 _WRITTEN = 1 << 26  # bytes per write, with padding
 
 
-def split(storage: Storage, folder: Path, ids: Sequence[trajectory_keys.Path] = (), ends: bool = False) -> int:
+def split(storage: Storage, folder: Path, ids: Sequence[trajectory_keys.KeyPath] = (), ends: bool = False) -> int:
     """Write the trajectories of a storage to a folder as rows [T], T the longest. Returns the number of trajectories.
 
     A trajectory ends where any stored entry says so, as for `split_trajectories`; `ids` are further entries of ids. Rows get

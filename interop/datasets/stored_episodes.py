@@ -14,7 +14,7 @@ from interop.buffers import ReplayBuffer
 from interop.buffers.collate import stack
 from interop.data.arguments import class_of
 from interop.data.keys import as_key, as_path, entries_below, known_keys
-from interop.data.trajectory_keys import Path, TrajectoryKeys
+from interop.data.trajectory_keys import KeyPath, TrajectoryKeys
 from interop.postprocs.gather import picked_items
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.stored_trajectories import StoredTrajectories
@@ -76,7 +76,7 @@ class StoredEpisodes:
         """The number of all rows."""
         self.marked_by = markers.stored_keys.paths()
         """The entries that say where trajectories end."""
-        self.id_path: Path | None = None
+        self.id_path: KeyPath | None = None
         """The first entry of ids that differ from trajectory to trajectory."""
         self.ids: np.ndarray | None = None
         """The id of each trajectory in that entry."""
@@ -101,11 +101,11 @@ class StoredEpisodes:
         storage = self._storage
         return isinstance(storage, TensorStorage) and not storage.table.packs
 
-    def is_ever_set(self, path: Path) -> bool:
+    def is_ever_set(self, path: KeyPath) -> bool:
         """Whether a tensor has a value other than zero in any row."""
         return bool((columns.whole(self._storage, path) != 0).any())
 
-    def reaches(self, path: Path, bound: int) -> bool:
+    def reaches(self, path: KeyPath, bound: int) -> bool:
         """Whether a tensor has a value beyond the bound, or the negative bound, in any row."""
         values = columns.whole(self._storage, path)
         return bool(((values > bound) | (values < -bound)).any())

@@ -13,8 +13,7 @@ from interop.data.arguments import required
 from interop.data.keys import entries_below
 from interop.datasets.export_formats import PARQUET, refuse_names
 from interop.datasets.progress import progress
-from interop.datasets.stored_episodes import Kind, StoredEpisodes, stored_episodes
-from interop.datasets.stored_episodes import Path as KeyPath
+from interop.datasets.stored_episodes import KeyPath, Kind, StoredEpisodes, stored_episodes
 from interop.shared.published_folder import publish
 
 if TYPE_CHECKING:

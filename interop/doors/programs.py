@@ -15,11 +15,11 @@ from torch import Tensor
 import fbuf
 from fbuf import Draw, Fifo, Shuffled, Slices
 from interop.data import bridge
-from interop.data.layout import Layout, Path
+from interop.data.layout import KeyPath, Layout
 from interop.host import compiled
 
 Leaves = tuple[Any, ...]
-Entries = dict[Path, Any]
+Entries = dict[KeyPath, Any]
 
 
 class Programs:
@@ -34,7 +34,7 @@ class Programs:
     """
 
     def __init__(
-        self, buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
+        self, buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.device, truncated: KeyPath
     ) -> None:
         self.buffer = buffer
         self.device = device

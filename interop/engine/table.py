@@ -28,8 +28,7 @@ from interop.data.index import (
     whole_rows,
 )
 from interop.data.keys import entries_below
-from interop.data.layout import Layout, LeafSpec, stack_items
-from interop.data.layout import Path as KeyPath
+from interop.data.layout import KeyPath, Layout, LeafSpec, stack_items
 from interop.data.packed import PackedValues
 from interop.engine import plans
 from interop.engine.followers import Followers

@@ -9,13 +9,13 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tensordict.utils import NestedKey
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Reading, Verify, Writing
 from fbuf.checkpoint.manifest import parse_json
 from fbuf.checkpoint.writing import flush
 from interop.checkpoint.checkpointer import Content
@@ -23,7 +23,7 @@ from interop.checkpoint.state import LoadOptions
 from interop.engine.saved_rows import as_array
 from interop.formats.ted_formats import NestedStorageCheckpointer
 from interop.storages import TensorStorage
-from interop.ted.flattening import Path, shown
+from interop.ted.flattening import KeyPath, shown
 from interop.ted.hooks import trajectory_names
 
 _DESCRIPTION = "_description"
@@ -92,10 +92,10 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
     def dumps(self, storage: Content, path: str | os.PathLike[str]) -> None:
         """Save the content in a folder, or in a file that ends with `.h5`: complete and flushed, or not at all."""
-        if File(path).suffix != ".h5":
+        if Path(path).suffix != ".h5":
             super().dumps(storage, path)
             return
-        place = File(os.path.realpath(path))  # a link is resolved once
+        place = Path(os.path.realpath(path))  # a link is resolved once
         beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
             with self._held(storage), _writing(beside) as opened:
@@ -108,10 +108,10 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             beside.unlink(missing_ok=True)
 
     def _load_from(self, storage: Content, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
-        if File(path).suffix != ".h5":
+        if Path(path).suffix != ".h5":
             super()._load_from(storage, path, verify, options)
             return
-        self._apply(storage, self._read(storage, File(path), options))
+        self._apply(storage, self._read(storage, Path(path), options))
 
     def _save(self, storage: Content, out: Writing) -> dict[str, Any]:
         saveable = self._saveable(storage)
@@ -124,7 +124,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             self._write(opened, saveable)
         return {"file": name}
 
-    def _load(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
+    def _load(self, storage: Content, saved: Any, source: Reading, options: LoadOptions) -> Callable[[], None]:
         return self._read(storage, source.file(Fields(saved, f"{source.path}, storage").text("file")), options)
 
     def _write(self, opened: Any, storage: TensorStorage) -> None:
@@ -153,7 +153,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         for path, value in numbers.items():
             opened.create_dataset("/".join(path), data=np.asarray(value))
 
-    def _read(self, storage: Content, path: File, options: LoadOptions) -> Callable[[], None]:
+    def _read(self, storage: Content, path: Path, options: LoadOptions) -> Callable[[], None]:
         """Check and read a file; the returned function stores its rows."""
         with _reading(path) as opened:
             with _faults_of(path):
@@ -162,7 +162,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
                 if text.nbytes > _LARGEST_DESCRIPTION:
                     raise ValueError(f"a description of {text.nbytes} bytes")
                 description = parse_json(text[()].tobytes(), str(path))
-                parts: dict[Path, dict[str, Any]] = {}
+                parts: dict[KeyPath, dict[str, Any]] = {}
                 for name, dataset in datasets.items():
                     first, *rest = name.split("/")
                     if rest and first.startswith("traj_"):
@@ -180,7 +180,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 class _Array:
     """A flat array in the datasets of trajectories; `np.asarray` reads it."""
 
-    def __init__(self, parts: list[Any], path: File) -> None:
+    def __init__(self, parts: list[Any], path: Path) -> None:
         self._parts = parts
         self._path = path
         self.dtype = parts[0].dtype
@@ -205,7 +205,7 @@ class _Array:
 # ---------------------------------------------------------------------- files
 
 
-def _datasets(opened: Any, path: File) -> dict[str, Any]:
+def _datasets(opened: Any, path: Path) -> dict[str, Any]:
     """The datasets of an open file by name; links do not count. CheckpointCorrupt for data elsewhere or no numbers."""
     h5py = _h5py()
     datasets = dict[str, Any]()
@@ -235,12 +235,12 @@ def _datasets(opened: Any, path: File) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _writing(path: File) -> Iterator[Any]:
+def _writing(path: Path) -> Iterator[Any]:
     """A new H5 file, open. OSError where the disk is full or fails; the caller removes the file then."""
     h5py = _h5py()
     with _Watched(path, "x+b") as file:
         try:
-            with h5py.File(file, "w") as opened:
+            with h5py.Path(file, "w") as opened:
                 yield opened
         finally:
             if file.failure is not None:
@@ -282,19 +282,19 @@ class _Watched(io.FileIO):
 
 
 @contextlib.contextmanager
-def _reading(path: File) -> Iterator[Any]:
+def _reading(path: Path) -> Iterator[Any]:
     """An H5 file, open for reading. FileNotFoundError; CheckpointCorrupt for one that is damaged."""
     h5py = _h5py()
     with open(path, "rb"):
         pass
     with _faults_of(path):
-        opened = h5py.File(path, "r", locking=False)
+        opened = h5py.Path(path, "r", locking=False)
     with opened:
         yield opened
 
 
 @contextlib.contextmanager
-def _faults_of(path: File) -> Iterator[None]:
+def _faults_of(path: Path) -> Iterator[None]:
     """Turns the errors of a damaged file into CheckpointCorrupt naming it."""
     try:
         yield

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Source, Writing
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Reading, Writing
 from interop.checkpoint.checkpointer import Content
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import LoadOptions
@@ -14,7 +14,7 @@ from interop.engine.saved_rows import SavedRing, as_array, as_tensor, saved_ring
 from interop.storages import TensorStorage
 from interop.storages.checkpointers import TensorStorageCheckpointer
 from interop.ted import Flat2TED, H5Combine, Nested2TED, TED2Flat, TED2Nested
-from interop.ted.flattening import Flattened, Names, Path, Rebuilt, TedRing, is_below
+from interop.ted.flattening import Flattened, KeyPath, Names, Rebuilt, TedRing, is_below
 
 
 class FlatStorageCheckpointer(TensorStorageCheckpointer):
@@ -60,7 +60,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         self._save_hooks = [self._flattening]
         self._load_hooks = [self._hooks[1](**{**names, "done_key": self._episodes()})]
 
-    def _episodes(self) -> Path:
+    def _episodes(self) -> KeyPath:
         """The flat array that ends episodes."""
         done = self._flattening.done_key
         return done[1:] if is_below(done) else done
@@ -105,7 +105,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             "keys": {name: list(map(list, paths)) for name, paths in keys.items()},
         }
 
-    def _load(self, storage: Content, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
+    def _load(self, storage: Content, saved: Any, source: Reading, options: LoadOptions) -> Callable[[], None]:
         fields = Fields(saved, f"{source.path}, storage")
         if "hooked" in fields:
             return super()._load(_loadable(storage, fields.where), saved, source, options)
@@ -118,7 +118,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         return self._with_arrays(storage, fields, arrays, options)
 
     def _with_arrays(
-        self, storage: Content, fields: Fields, arrays: Mapping[Path, Any], options: LoadOptions
+        self, storage: Content, fields: Fields, arrays: Mapping[KeyPath, Any], options: LoadOptions
     ) -> Callable[[], None]:
         """Check and read flat arrays; the returned function stores the rows.
 
@@ -141,7 +141,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         }
         dtypes = {path[1:] if is_below(path) else path: dtype for path, (_, dtype) in specs.items()}
 
-        def read(path: Path) -> torch.Tensor:
+        def read(path: KeyPath) -> torch.Tensor:
             return as_tensor(np.require(np.asarray(arrays[path]), requirements="W"), dtypes[path])
 
         try:
@@ -196,7 +196,7 @@ def _loadable(storage: Content, where: str) -> TensorStorage:
     return storage
 
 
-def _paths(fields: Fields, name: str) -> tuple[Path, ...]:
+def _paths(fields: Fields, name: str) -> tuple[KeyPath, ...]:
     """A saved list of keys."""
     keys = fields.items(name)
     for key in keys:

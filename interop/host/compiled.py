@@ -18,7 +18,7 @@ from jax.tree_util import PyTreeDef
 
 import fbuf
 from fbuf import Prioritized, priority_tree, storage
-from fbuf import PrioritizedState as State
+from fbuf import PrioritizedState
 
 Leaves = tuple[Any, ...]
 _WIDTHS = {"float32": 1, "float64": 2}  # words of a number

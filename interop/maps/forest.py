@@ -7,7 +7,7 @@ from typing import Any
 
 from tensordict import NestedKey, TensorDictBase, unravel_key
 
-from fbuf.checkpoint import Fields, Source, Verify, Writing, load
+from fbuf.checkpoint import Fields, Reading, Verify, Writing, load
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions, as_tensors, described, state_for
 from interop.data.arguments import whole
 from interop.host.threads import Lock
@@ -308,7 +308,7 @@ class MCTSForest(Component):
         """
         options = LoadOptions(strict, cast, allow_pickle)
 
-        def use(source: Source) -> Apply:
+        def use(source: Reading) -> Apply:
             folder = source.folder("data_map")
             data_map, nodes = self._made_maps()
             put_nodes = nodes.with_state(state_for(self, source.tree, str(source.path)), options)

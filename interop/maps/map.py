@@ -13,7 +13,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from fbuf.checkpoint import Fields, Source, Verify, Writing, load
+from fbuf.checkpoint import Fields, Reading, Verify, Writing, load
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions, described, state_for
 from interop.checkpoint.values import NO_PICKLE, decode, encode, is_encoded
 from interop.host.threads import Lock
@@ -368,7 +368,7 @@ class TensorDictMap(TensorMap, Component):
         """
         how = {"strict": strict, "cast": cast, "allow_pickle": allow_pickle}
 
-        def use(source: Source) -> Apply:
+        def use(source: Reading) -> Apply:
             fields = Fields(state_for(self, source.tree, str(source.path)), str(source.path))
             put_values: Apply = self.storage.empty
             if np.asarray(fields.array("written", np.bool_, (None,))).any():

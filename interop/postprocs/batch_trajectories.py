@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interop.data.keys import as_key
 from interop.data.tensordicts import entries_of
-from interop.data.trajectory_keys import Path, TrajectoryKeys
+from interop.data.trajectory_keys import KeyPath, TrajectoryKeys
 from interop.host import markers
 from interop.host.markers import PADDING, Markers
 
@@ -57,7 +57,7 @@ class StepMarks:
     batch: torch.Size
     time: int
     keys: TrajectoryKeys
-    entries: Mapping[Path, Tensor]
+    entries: Mapping[KeyPath, Tensor]
 
     @classmethod
     def of(cls, data: TensorDictBase, time: int, keys: TrajectoryKeys, batch: torch.Size | None = None) -> "StepMarks":
@@ -71,7 +71,7 @@ class StepMarks:
         if entries is None:
             entries = {key: data.get(key) for key in _firsts(keys) if key in data.keys()}  # noqa: SIM118
         holders: dict[Any, Any] = {key: entries[key] for key in _firsts(keys) if key in entries}
-        marker_entries = dict[Path, Tensor]()
+        marker_entries = dict[KeyPath, Tensor]()
         for path in keys.paths():
             if path[0] in holders or path in keys.named:
                 value = _entry(holders, path, batch, path in keys.named)
@@ -187,10 +187,10 @@ class SideBySide:
 
 def keys_of(
     traj_key: NestedKey | None,
-    ends: Sequence[Path],
+    ends: Sequence[KeyPath],
     only_named_keys: bool,
-    masks: Sequence[Path] = (),
-    ids: Sequence[Path] = (),
+    masks: Sequence[KeyPath] = (),
+    ids: Sequence[KeyPath] = (),
 ) -> TrajectoryKeys:
     """The keys of a consumer: the default ones, a `traj_key` that must be there, and others that count where they are.
 
@@ -206,10 +206,10 @@ def keys_of(
 @functools.lru_cache(64)
 def _keys_of(
     traj_key: NestedKey | None,
-    ends: tuple[Path, ...],
+    ends: tuple[KeyPath, ...],
     only_named_keys: bool,
-    masks: tuple[Path, ...],
-    ids: tuple[Path, ...],
+    masks: tuple[KeyPath, ...],
+    ids: tuple[KeyPath, ...],
 ) -> TrajectoryKeys:
     keys = TrajectoryKeys.chosen(traj_key, ends, only_named_keys)
     return dataclasses.replace(
@@ -293,11 +293,11 @@ def _firsts(keys: TrajectoryKeys) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(256)
-def _only(keys: TrajectoryKeys, paths: tuple[Path, ...]) -> TrajectoryKeys:
+def _only(keys: TrajectoryKeys, paths: tuple[KeyPath, ...]) -> TrajectoryKeys:
     return keys.only(paths)
 
 
-def _entry(holders: Mapping[Any, Any], path: Path, batch: torch.Size, is_named: bool) -> Tensor | None:
+def _entry(holders: Mapping[Any, Any], path: KeyPath, batch: torch.Size, is_named: bool) -> Tensor | None:
     """An entry with one real value a step; None for one that is missing or of another kind."""
     value: Any = holders.get(path[0])
     for step in path[1:]:

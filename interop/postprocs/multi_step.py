@@ -18,7 +18,7 @@ from interop.postprocs import returns
 from interop.postprocs.batch_trajectories import SideBySide, StepMarks, keys_of
 from interop.postprocs.gather import picked
 
-Path = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 
 
 class MultiStep(nn.Module):
@@ -111,10 +111,10 @@ class MultiStep(nn.Module):
 class RolloutKeys:
     """Paths of rewards, ends and masks."""
 
-    rewards: tuple[Path, ...]  # under "next", as `done` and `first_flags`
-    done: Path
-    first_flags: frozenset[Path]  # flags that stay those of the first step
-    mask: Path
+    rewards: tuple[KeyPath, ...]  # under "next", as `done` and `first_flags`
+    done: KeyPath
+    first_flags: frozenset[KeyPath]  # flags that stay those of the first step
+    mask: KeyPath
     trajectories: TrajectoryKeys
 
     @classmethod
@@ -133,7 +133,7 @@ class RolloutKeys:
         keys = keys_of(module.traj_key, ends, module.only_named_keys, masks=[mask])
         return cls(tuple(rewards), done, first_flags, mask, keys)
 
-    def original(self, reward: Path) -> Path:
+    def original(self, reward: KeyPath) -> KeyPath:
         """The path of the reward of one step."""
         if len(self.rewards) == 1:
             return ("next", "original_reward")
@@ -149,7 +149,9 @@ def rollout(module: nn.Module, data: Any) -> TensorDictBase:
     return data
 
 
-def mapped(data: TensorDictBase, time: int, count: int, function: Callable[[Path, Any], Any], at: Path = ()) -> Any:
+def mapped(
+    data: TensorDictBase, time: int, count: int, function: Callable[[KeyPath, Any], Any], at: KeyPath = ()
+) -> Any:
     """A tensordict of the same structure with `count` steps in the time dim: of each entry the result of the function."""
     results: dict[str, Any] = {}
     entries = entries_of(data)  # of a plain tensordict, in a third of the time
@@ -238,7 +240,7 @@ class RolloutSteps:
         if agents:
             assert self.done is not None
             stops = order.all_stops(self.done.reshape(flag_shape))
-        rewards: dict[Path, Tensor] = {}
+        rewards: dict[KeyPath, Tensor] = {}
         for key in keys.rewards:
             reward = returns.entry(data, ("next", *key))
             expect(("next", *key), reward, flag_shape)
@@ -260,7 +262,7 @@ class RolloutSteps:
         places = _in_entries(rows.of(last), time, batch[time])
         flat = places.reshape(-1)
 
-        def entry_of(path: Path, leaf: Any) -> Any:
+        def entry_of(path: KeyPath, leaf: Any) -> Any:
             if path in rewards:
                 return rows.of(rewards.pop(path))
             if path[0] != "next" or path[1:] in keys.first_flags:
@@ -300,7 +302,7 @@ class _Rows:
         return part.clone(memory_format=torch.contiguous_format) if copy else part
 
 
-def expect(path: Path, leaf: Any, shape: torch.Size, most: int | None = None) -> None:
+def expect(path: KeyPath, leaf: Any, shape: torch.Size, most: int | None = None) -> None:
     """RuntimeError for an entry that does not begin with a shape, or has more than `most` values behind it."""
     if leaf.shape[: len(shape)] != shape or (most is not None and leaf.shape[len(shape) :].numel() > most):
         raise RuntimeError(

@@ -14,7 +14,7 @@ from interop.data.tensordicts import non_tensors, values_of
 from interop.data.trajectory_keys import MASKS
 from interop.postprocs.batch_trajectories import StepMarks, keys_of, rows_by_trajectory
 from interop.postprocs.gather import picked
-from interop.ted.flattening import Path, shown
+from interop.ted.flattening import KeyPath, shown
 from interop.ted.row_values import dense, fresh_zeros, nested, rows_as_values, sizes
 
 
@@ -82,7 +82,7 @@ def split_trajectories(
     return split
 
 
-def _marks(data: TensorDictBase, id_path: Path, done_key: NestedKey | None, only_named: bool) -> StepMarks:
+def _marks(data: TensorDictBase, id_path: KeyPath, done_key: NestedKey | None, only_named: bool) -> StepMarks:
     """The entries that mark trajectories. Errors as for `split_trajectories`."""
     time = data.ndim - 1
     done_path = ("next", *as_path("done" if done_key is None else done_key))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from interop.data.keys import as_key
-from interop.data.trajectory_keys import Path, TrajectoryKeys
+from interop.data.trajectory_keys import KeyPath, TrajectoryKeys
 from interop.host.markers import Markers
 from interop.storages import Storage, columns
 
@@ -53,7 +53,7 @@ class BoundaryKeys:
             )
         self.stored_keys = stored
 
-    def _unfit(self, storage: Storage, path: Path, slots: Sequence[int]) -> str | None:
+    def _unfit(self, storage: Storage, path: KeyPath, slots: Sequence[int]) -> str | None:
         """Why an entry marks nothing, "" where it is not stored; None if it does.
 
         RuntimeError or TypeError for a named entry that is stored and cannot mark trajectories.
@@ -100,7 +100,7 @@ def _probed(storage: Storage) -> Sequence[int]:
     return tuple(dict.fromkeys((0, (storage.ring.cursor - 1) % filled)))
 
 
-def _columns(storage: Storage, paths: tuple[Path, ...], rows: np.ndarray | slice, lanes: int) -> list[np.ndarray]:
+def _columns(storage: Storage, paths: tuple[KeyPath, ...], rows: np.ndarray | slice, lanes: int) -> list[np.ndarray]:
     """Entries of rows, [n, lanes] each: copies, or views of what is stored."""
     arrays = storage.contents.host_columns(paths)
     if arrays is not None and all(array is not None and array.dtype.kind in "biuf" for array in arrays):
@@ -110,7 +110,7 @@ def _columns(storage: Storage, paths: tuple[Path, ...], rows: np.ndarray | slice
     return [_numbers(value).reshape(-1, lanes) for value in _read(storage, paths, slots)]
 
 
-def _read(storage: Storage, paths: tuple[Path, ...], slots: np.ndarray) -> list[Tensor]:
+def _read(storage: Storage, paths: tuple[KeyPath, ...], slots: np.ndarray) -> list[Tensor]:
     keys = [as_key(path) for path in paths]
     try:
         values = columns.read_several(storage, keys, slots)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interop.data import staging
 from interop.data.keys import as_path
-from interop.data.layout import Branch, Layout, Leaf, Path
+from interop.data.layout import Branch, KeyPath, Layout, Leaf
 from interop.data.tensordicts import of_entries
 from interop.data.varied import Varied
 from interop.host.rows import TorchRows
@@ -118,7 +118,7 @@ def _builder_for(layout: Layout, keys: tuple[Any, ...]) -> BatchBuilder | None:
 
 def _builder(layout: Layout, keys: Sequence[Any]) -> BatchBuilder | None:
     """A builder for plain tensordicts; None for other layouts, and for keys that do not fit."""
-    nodes: dict[Path, dict[Any, Any]] = {}
+    nodes: dict[KeyPath, dict[Any, Any]] = {}
     if not keys or not _open(layout.root, (), nodes, layout.places):
         return None
     replaced: dict[Any, int] = {}
@@ -144,7 +144,7 @@ def _builder(layout: Layout, keys: Sequence[Any]) -> BatchBuilder | None:
     return BatchBuilder(replaced, added, picked)
 
 
-def _open(node: Any, path: Path, nodes: dict[Path, dict[Any, Any]], places: Mapping[Path, int]) -> bool:
+def _open(node: Any, path: KeyPath, nodes: dict[KeyPath, dict[Any, Any]], places: Mapping[KeyPath, int]) -> bool:
     """Collect the entries of tensordicts, leaves by place and others by path; False if one is not plain."""
     if not isinstance(node, Branch) or node.kind is not TensorDict or node.names or node.batch:
         return False

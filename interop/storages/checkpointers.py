@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
+from fbuf.checkpoint import CheckpointMismatch, Fields, Reading, Writing
 from interop.checkpoint.checkpointer import Content, StorageCheckpointerBase
 from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.values import NO_PICKLE, encode
@@ -78,7 +78,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             "ring": saved_ring(storage.table),
         }
 
-    def _load(self, storage: HasTable, saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+    def _load(self, storage: HasTable, saved: Any, source: Reading, options: LoadOptions) -> Apply:  # type: ignore[override]
         TensorStorageCheckpointer.refuse_other(storage)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
@@ -120,7 +120,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             "hooked": encode(items, "the data of the save hooks", self.allow_pickle, self.REMEDY),
         }
 
-    def _load(self, storage: HasItems, saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+    def _load(self, storage: HasItems, saved: Any, source: Reading, options: LoadOptions) -> Apply:  # type: ignore[override]
         ListStorageCheckpointer.refuse_other(storage)
         options = dataclasses.replace(options, allow_pickle=options.allow_pickle or self.allow_pickle)
         fields = Fields(saved, f"{source.path}, storage")
@@ -151,7 +151,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         chains = [None if each is None else each.state() for each in storage.transforms or ()]
         return {"members": members, "transforms": chains}
 
-    def _load(self, storage: HasMembers, saved: Any, source: Source, options: LoadOptions) -> Together:  # type: ignore[override]
+    def _load(self, storage: HasMembers, saved: Any, source: Reading, options: LoadOptions) -> Together:  # type: ignore[override]
         StorageEnsembleCheckpointer.refuse_other(storage)
         where = f"{source.path}, storage"
         fields = Fields(saved, where)

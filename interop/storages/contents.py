@@ -9,7 +9,7 @@ import torch
 from tensordict.utils import NestedKey
 
 from interop.data.keys import as_path
-from interop.data.layout import Layout, Path
+from interop.data.layout import KeyPath, Layout
 from interop.engine.kept_values import KeptValues
 from interop.engine.table import Table
 from interop.host.ring import Ring
@@ -85,7 +85,7 @@ class Contents:
         """
         return None
 
-    def host_columns(self, paths: Sequence[Path]) -> list[np.ndarray | None] | None:
+    def host_columns(self, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
         """NumPy views of entries, [items, ...] each, None for an entry that is not stored; None if there are no views."""
         return None
 
@@ -95,7 +95,7 @@ class Contents:
         """The stored items as a view, whose entries named in `given` can be written in place."""
         return self._storage[:]
 
-    def refuse_edit(self, paths: Iterable[Path]) -> None:
+    def refuse_edit(self, paths: Iterable[KeyPath]) -> None:
         """RuntimeError if one of these entries cannot be written in place."""
 
     def edited(self, rows: Any) -> None:
@@ -128,7 +128,7 @@ class TableContents(Contents):
     """
 
     def __init__(
-        self, storage: Holder, tracks_writes: bool, table: Table, as_stored: Collection[Path] | None = None
+        self, storage: Holder, tracks_writes: bool, table: Table, as_stored: Collection[KeyPath] | None = None
     ) -> None:
         super().__init__(storage, tracks_writes)
         self._table = table
@@ -150,10 +150,10 @@ class TableContents(Contents):
         path = as_path(key)
         return self._table.column(path) if self._are_read([path]) else None
 
-    def host_columns(self, paths: Sequence[Path]) -> list[np.ndarray | None] | None:
+    def host_columns(self, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
         return None if self._table.layout is None or not self._are_read(paths) else self._table.host_columns(paths)
 
-    def _are_read(self, paths: Iterable[Path]) -> bool:
+    def _are_read(self, paths: Iterable[KeyPath]) -> bool:
         """Whether entries are read from the rows, not by the `get` of a subclass."""
         return self._as_stored is None or all(path in self._as_stored for path in paths)
 
@@ -161,7 +161,7 @@ class TableContents(Contents):
         views = self._table.editable(given)
         return super().editable(given) if views is None else views
 
-    def refuse_edit(self, paths: Iterable[Path]) -> None:
+    def refuse_edit(self, paths: Iterable[KeyPath]) -> None:
         self._table.refuse_edit(paths)
 
     def edited(self, rows: Any) -> None:

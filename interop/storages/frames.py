@@ -10,7 +10,7 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_arrays, as_tensors
 from interop.data.arguments import whole
 from interop.data.keys import as_path
-from interop.data.layout import Path
+from interop.data.layout import KeyPath
 from interop.engine.places.frame_rows import FrameRows
 from interop.engine.places.frames import MOST_FRAMES, FrameKeys, Frames
 from interop.engine.saved_rows import SavedRing, saved_ring
@@ -182,7 +182,7 @@ def _read(fields: Fields, name: str, rows: FrameRows, where: str) -> None:
     found.read_into(targets)
 
 
-def _path(key: Any) -> Path:
+def _path(key: Any) -> KeyPath:
     path = as_path(key)
     if not (path and all(type(step) in (str, int) for step in path)):
         raise TypeError(f"a key is a name or a tuple of names, got {key!r}")

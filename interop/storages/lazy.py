@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interop.data.arguments import whole
 from interop.data.keys import as_path
-from interop.data.layout import Path as KeyPath
+from interop.data.layout import KeyPath
 from interop.engine.places.heap import Consolidated, Heap
 from interop.engine.places.place import Place
 from interop.engine.places.shared import Shared, shared_by_processes

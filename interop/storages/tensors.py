@@ -12,8 +12,7 @@ from fbuf.memory_plan import Share
 from interop.checkpoint.state import EXACT, Apply, LoadOptions
 from interop.data.arguments import whole
 from interop.data.index import is_basic
-from interop.data.layout import Layout
-from interop.data.layout import Path as KeyPath
+from interop.data.layout import KeyPath, Layout
 from interop.engine import plans, saved_rows
 from interop.engine.places.heap import Given
 from interop.engine.places.place import Place

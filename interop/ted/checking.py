@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.flattening import REWARD_KEYS, Names, Path, is_below, shown
+from interop.ted.flattening import REWARD_KEYS, KeyPath, Names, is_below, shown
 from interop.ted.row_values import first_apart, first_set, flags
 from interop.trajectories import DEFAULT_DONE_KEYS
 
@@ -21,7 +21,7 @@ _OBSERVATIONS = ("observation", "obs", "pixels", "state")
 class Violation:
     """A rule of the format that data violates."""
 
-    key: Path
+    key: KeyPath
     """The entry."""
     row: tuple[int, ...] | None
     """The first row that violates it, along the batch dims; None for the entry as a whole."""
@@ -92,7 +92,12 @@ class _Rules:
     """The rules by subject; each method yields the violations of some."""
 
     def __init__(
-        self, data: TensorDictBase, names: Names, done_key: Path, time_dim: int, observations: tuple[Path, ...] | None
+        self,
+        data: TensorDictBase,
+        names: Names,
+        done_key: KeyPath,
+        time_dim: int,
+        observations: tuple[KeyPath, ...] | None,
     ) -> None:
         self._below = data.get("next", None)
         self._shape = data.shape
@@ -147,7 +152,7 @@ class _Rules:
                 clear = "with automatic resets no step begins in a done state: clear the flag, or pass auto_reset=False"
                 yield self._at(path, row, "is set in the root", clear)
 
-    def _contradicted(self, key: Path, parts: list[Path]) -> Iterator[Violation]:
+    def _contradicted(self, key: KeyPath, parts: list[KeyPath]) -> Iterator[Violation]:
         """Rows where done is not terminated | truncated or, if only one of them is there, not set with it."""
         done = self._leaves[key]
         for part in parts:
@@ -175,7 +180,7 @@ class _Rules:
             ends = flags(done).numpy().reshape(self._shape).copy()
             ends[(slice(None),) * self._time + (-1,)] = True
             stops = np.flatnonzero(ends)
-        observations: Iterable[Path]
+        observations: Iterable[KeyPath]
         if self._observations is None:
             observations = (path for path in self._next if path not in self._names)
         else:
@@ -212,5 +217,5 @@ class _Rules:
     def _rows(self, leaf: Tensor) -> Tensor:
         return leaf.flatten(0, len(self._shape) - 1)
 
-    def _at(self, key: Path, row: int, fault: str, remedy: str) -> Violation:
+    def _at(self, key: KeyPath, row: int, fault: str, remedy: str) -> Violation:
         return Violation(key, tuple(map(int, np.unravel_index(row, self._shape))), fault, remedy)

@@ -13,8 +13,8 @@ from torch import Tensor
 from interop.data.keys import as_path
 from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, rows_as_values, side_by_side
 
-Path = tuple[str, ...]
-Specs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
+KeyPath = tuple[str, ...]
+Specs = dict[KeyPath, tuple[tuple[int, ...], torch.dtype]]
 
 REWARD_KEYS = ("reward",)
 
@@ -23,8 +23,8 @@ REWARD_KEYS = ("reward",)
 class Names:
     """The keys of done flags and rewards, as paths below the root and below "next" alike."""
 
-    done: tuple[Path, ...]
-    reward: tuple[Path, ...]
+    done: tuple[KeyPath, ...]
+    reward: tuple[KeyPath, ...]
 
     @classmethod
     def of(cls, done_keys: Iterable[Any], reward_keys: Iterable[Any]) -> "Names":
@@ -38,12 +38,12 @@ class Names:
         return path in self.done or path in self.reward
 
 
-def is_below(path: Path) -> bool:
+def is_below(path: KeyPath) -> bool:
     """Whether a path is one of "next"."""
     return path[0] == "next" and len(path) > 1
 
 
-def shown(path: Path) -> str:
+def shown(path: KeyPath) -> str:
     """A key as users write it."""
     return repr(path[0] if len(path) == 1 else path)
 
@@ -135,7 +135,7 @@ class FlatOrder:
         return torch.from_numpy(np.diff(last_rows, prepend=-1)), torch.from_numpy(self._ends[last_rows])
 
 
-def entries_of(path: Path, followed: bool, names: Names) -> list[Path]:
+def entries_of(path: KeyPath, followed: bool, names: Names) -> list[KeyPath]:
     """The entries of usual TED data that one flat array stands for.
 
     Args:
@@ -169,7 +169,7 @@ class Flattened:
     """
 
     def __init__(
-        self, leaves: Mapping[Path, Tensor], ring: TedRing, names: Names, done_key: Path, verify: bool = True
+        self, leaves: Mapping[KeyPath, Tensor], ring: TedRing, names: Names, done_key: KeyPath, verify: bool = True
     ) -> None:
         for path, leaf in leaves.items():
             if tuple(leaf.shape[: len(ring.shape)]) != ring.shape:
@@ -211,7 +211,7 @@ class Flattened:
         usual = {entry for path in self.specs for entry in entries_of(path, path in self.followed, self._names)}
         return usual != self._leaves.keys()
 
-    def fill(self, path: Path, flat: Tensor) -> None:
+    def fill(self, path: KeyPath, flat: Tensor) -> None:
         """Copy an array into dense memory of its shape on the CPU."""
         if not flat.numel():
             return
@@ -225,13 +225,13 @@ class Flattened:
         stops = self.order.stops
         places[self.order.rows[stops] + 1] = rows_as_values(dense(self._leaves["next", *path]), dims)[stops]
 
-    def array(self, path: Path) -> Tensor:
+    def array(self, path: KeyPath) -> Tensor:
         """An array on the CPU, in new memory."""
         flat = fresh(*self.specs[path])
         self.fill(path, flat)
         return flat
 
-    def _done(self, done_key: Path) -> np.ndarray:
+    def _done(self, done_key: KeyPath) -> np.ndarray:
         """Whether episodes end, as a flat array."""
         done = self._leaves.get(done_key)
         ring = self._ring
@@ -277,7 +277,7 @@ class Flattened:
                 "verify=False to lose what differs"
             )
 
-    def _first_lost(self, path: Path) -> int | None:
+    def _first_lost(self, path: KeyPath) -> int | None:
         """The first row whose next observation is not that of the next row, though no trajectory ends there.
 
         The next row of a lane's last one is the first one in a full ring, and the row itself otherwise.
@@ -314,13 +314,13 @@ class Rebuilt:
     """
 
     def __init__(
-        self, flat: Specs, done: Tensor, ring: TedRing, names: Names, paths: Collection[Path] | None = None
+        self, flat: Specs, done: Tensor, ring: TedRing, names: Names, paths: Collection[KeyPath] | None = None
     ) -> None:
         if done.numel() != ring.items:
             raise ValueError(f"done flags of shape {list(done.shape)} for {ring.items} rows: one a row is needed")
         self._ring = ring
         self._order = FlatOrder(ring, flags(done).numpy().reshape(-1))
-        self._targets: dict[Path, dict[Path, str]] = {}
+        self._targets: dict[KeyPath, dict[KeyPath, str]] = {}
         self.specs: Specs = {}
         for path, (shape, dtype) in flat.items():
             followed = shape[:1] == (self._order.size,)
@@ -342,7 +342,7 @@ class Rebuilt:
         if paths is not None and self.specs.keys() != set(paths):
             raise ValueError("the arrays are not those of the items")
 
-    def fillings(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> list[Callable[[], None]]:
+    def fillings(self, path: KeyPath, flat: Tensor, rows: Mapping[KeyPath, Tensor]) -> list[Callable[[], None]]:
         """Functions that copy a flat array into those entries of the TED data that are in `rows`."""
         if not flat.numel():
             return []
@@ -371,7 +371,7 @@ class Rebuilt:
             memory.copy_(filled)
 
 
-def missing_done(key: Path, leaves: Mapping[Path, Tensor]) -> ValueError:
+def missing_done(key: KeyPath, leaves: Mapping[KeyPath, Tensor]) -> ValueError:
     """The error of data without the flags that end episodes."""
     entries = ", ".join(map(shown, leaves))
     return ValueError(f"{shown(key)} is missing, the flag that ends episodes; there are {entries}")

@@ -12,7 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.ted.flattening import REWARD_KEYS, Flattened, Names, Path, Rebuilt, TedRing, missing_done, shown
+from interop.ted.flattening import REWARD_KEYS, Flattened, KeyPath, Names, Rebuilt, TedRing, missing_done, shown
 from interop.ted.row_values import components, fresh, nested, side_by_side, sizes, words
 from interop.trajectories import DEFAULT_DONE_KEYS
 
@@ -69,7 +69,7 @@ class TED2Flat:
     def __call__(self, data: TensorDictBase, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
         return _gathered(*self.flattened(data), path, by_trajectory=False)
 
-    def flattened(self, data: TensorDictBase) -> tuple[Flattened, dict[Path, Any]]:
+    def flattened(self, data: TensorDictBase) -> tuple[Flattened, dict[KeyPath, Any]]:
         """The flat arrays, and the non-tensor entries."""
         if self.shift is None or self.is_full is None:
             raise TypeError(
@@ -78,7 +78,7 @@ class TED2Flat:
         leaves = _leaves(data)
         ring = TedRing(tuple(data.batch_size), int(self.shift), bool(self.is_full))
         flat = Flattened(leaves, ring, self.names, self.done_key, self._verify)
-        info: dict[Path, Any] = {self.is_full_key: ring.is_full, self.shift_key: ring.shift, _SHAPE: ring.shape}
+        info: dict[KeyPath, Any] = {self.is_full_key: ring.is_full, self.shift_key: ring.shift, _SHAPE: ring.shape}
         if flat.unusual():
             info[_PATHS] = list(map(list, leaves))
         names = [name for name in info if any(path[: len(name)] == name for path in flat.specs)]
@@ -121,7 +121,7 @@ class Flat2TED:
         return self._restored(*_parted(data), out)
 
     def _restored(
-        self, leaves: Mapping[Path, Tensor], info: Mapping[Path, Any], out: TensorDictBase | None
+        self, leaves: Mapping[KeyPath, Tensor], info: Mapping[KeyPath, Any], out: TensorDictBase | None
     ) -> TensorDictBase:
         shape, shift, is_full = (info.get(key) for key in (_SHAPE, self._shift_key, self._is_full_key))
         for key, value in ((_SHAPE, shape), (self._shift_key, [shift])):
@@ -217,7 +217,7 @@ class H5Combine:
 
     def __call__(self, data: TensorDictBase, out: Any = None) -> TensorDictBase:
         tensors, info = _parted(data)
-        parts: dict[str, dict[Path, Tensor]] = {}
+        parts: dict[str, dict[KeyPath, Tensor]] = {}
         for (first, *rest), value in tensors.items():
             if rest and _TRAJECTORY.fullmatch(first):
                 parts.setdefault(first, {})[tuple(rest)] = value
@@ -253,7 +253,7 @@ def trajectory_names(count: int) -> list[str]:
 
 
 def _gathered(
-    flat: Flattened, info: Mapping[Path, Any], path: str | os.PathLike[str] | None, by_trajectory: bool
+    flat: Flattened, info: Mapping[KeyPath, Any], path: str | os.PathLike[str] | None, by_trajectory: bool
 ) -> TensorDictBase:
     """The arrays, by trajectory as nested tensors, and the entries `info`, in memory or in the files of a folder."""
     lengths, ended = flat.order.trajectories()
@@ -277,7 +277,7 @@ def _gathered(
     return gathered if path is None else gathered.memmap_(path)
 
 
-def _write_entry(target: TensorDictBase, key: Path, shape: Tensor | torch.Size, memory: Tensor) -> None:
+def _write_entry(target: TensorDictBase, key: KeyPath, shape: Tensor | torch.Size, memory: Tensor) -> None:
     """Add an entry to a memory-mapped tensordict. OSError if the disk is full.
 
     The file is written, not the map: stores take twice as long, and on a full disk they end the process.
@@ -293,7 +293,7 @@ def _write_entry(target: TensorDictBase, key: Path, shape: Tensor | torch.Size, 
             file.write(words(memory, 1).data)
 
 
-def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
+def _parted(data: TensorDictBase) -> tuple[dict[KeyPath, Tensor], dict[KeyPath, Any]]:
     """The tensors of a tensordict by path, and the values of its other entries."""
     if not is_tensor_collection(data):
         raise TypeError(
@@ -312,7 +312,7 @@ def _parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
     return tensors, non_tensors
 
 
-def _leaves(data: TensorDictBase) -> dict[Path, Tensor]:
+def _leaves(data: TensorDictBase) -> dict[KeyPath, Tensor]:
     """The tensors of a tensordict by path. TypeError for other entries."""
     tensors, non_tensors = _parted(data)
     if _SHAPE in non_tensors:
@@ -325,7 +325,7 @@ def _leaves(data: TensorDictBase) -> dict[Path, Tensor]:
     return tensors
 
 
-def _specs(leaves: Mapping[Path, Tensor]) -> dict[Path, tuple[tuple[int, ...], torch.dtype]]:
+def _specs(leaves: Mapping[KeyPath, Tensor]) -> dict[KeyPath, tuple[tuple[int, ...], torch.dtype]]:
     return {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
 
 

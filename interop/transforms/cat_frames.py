@@ -10,7 +10,7 @@ from torch import Tensor
 
 from interop.data.arguments import whole
 from interop.data.keys import as_path, checked_key, known_keys
-from interop.data.trajectory_keys import MASKS, Path
+from interop.data.trajectory_keys import MASKS, KeyPath
 from interop.postprocs import returns
 from interop.postprocs.batch_trajectories import SideBySide, StepMarks, keys_of, trajectories_of
 from interop.postprocs.gather import picked, put_rows
@@ -270,7 +270,7 @@ class CatFrames(Transform):
         shape = data.batch_size
         path = ("next", *as_path(self.done_key))
         order = current()
-        ids: list[Path] = list(_IDS)
+        ids: list[KeyPath] = list(_IDS)
         if order is not None and order.traj_key is not None:
             ids.append(as_path(order.traj_key))
         keys = keys_of(self.traj_key, [path], self.only_named_keys, MASKS, () if self.only_named_keys else ids)

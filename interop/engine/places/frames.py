@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.data.layout import Layout, LeafSpec
-from interop.data.layout import Path as KeyPath
+from interop.data.layout import KeyPath, Layout, LeafSpec
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.engine import plans
 from interop.engine.places.frame_rows import FrameRows, Scheme

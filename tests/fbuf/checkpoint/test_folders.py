@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Source, Writing, load
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Reading, Writing, load
 from tests.fbuf.checkpoint.trees import content, loaded, same, save
 
 BIG = np.arange(500_000)
@@ -94,7 +94,7 @@ def test_the_manifest_and_the_data_are_no_links(tmp_path: Path) -> None:
 
 
 def test_files_that_somebody_else_writes(tmp_path: Path) -> None:
-    def use(source: Source) -> list[bytes]:
+    def use(source: Reading) -> list[bytes]:
         inner = source.folder("inner")
         return [source.file("own.h5").read_bytes(), (inner / "a").read_bytes(), (inner / "deep/b").read_bytes()]
 
