@@ -17,8 +17,7 @@ from jax import Array
 from jax.tree_util import PyTreeDef
 
 import fbuf
-from fbuf import Prioritized, priority_tree, storage
-from fbuf import PrioritizedState
+from fbuf import Prioritized, PrioritizedState, priority_tree, storage
 
 Leaves = tuple[Any, ...]
 _WIDTHS = {"float32": 1, "float64": 2}  # words of a number
@@ -139,7 +138,7 @@ def _drawn_words(
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2))
-def init(rule: Prioritized, capacity: int, excluding: bool) -> State:
+def init(rule: Prioritized, capacity: int, excluding: bool) -> PrioritizedState:
     """Fresh state of a sampler; with `excluding` one in which items may be excluded from draws."""
     return rule.init_excluding(capacity) if excluding else rule.init(capacity)
 
@@ -152,12 +151,14 @@ reweight = _replacing(Prioritized.reweight)
 
 
 @_replacing
-def update(rule: Prioritized, state: State, slots: Array, priorities: Array, highest: Array) -> State:
+def update(
+    rule: Prioritized, state: PrioritizedState, slots: Array, priorities: Array, highest: Array
+) -> PrioritizedState:
     """The state after new priorities; `highest` is the highest priority that the host knows."""
     return _topped(rule, rule.update(state, slots, priorities), highest)
 
 
-def _topped(rule: Prioritized, state: State, highest: Array) -> State:
+def _topped(rule: Prioritized, state: PrioritizedState, highest: Array) -> PrioritizedState:
     """The state with the highest priority of an update, even if a later one of an equal slot replaced it."""
     if rule.new_items != "highest_ever":
         return state
@@ -171,7 +172,7 @@ def masses(tree: priority_tree.PriorityTree) -> Array:
 
 
 @_replacing
-def refill(rule: Prioritized, state: State, priorities: Array, alpha: Array) -> State:
+def refill(rule: Prioritized, state: PrioritizedState, priorities: Array, alpha: Array) -> PrioritizedState:
     """The state of a fresh sampler with items of these priorities, [capacity], -1 for none."""
     state = dataclasses.replace(state, priorities=state.priorities.at[: state.tree.capacity].set(priorities))
     if state.ranks is not None:
@@ -300,7 +301,9 @@ def change(
     return changed, flags
 
 
-def _updated(rule: Prioritized, state: State, slots: Array, priorities: Array, size: Array) -> tuple[State, Array]:
+def _updated(
+    rule: Prioritized, state: PrioritizedState, slots: Array, priorities: Array, size: Array
+) -> tuple[PrioritizedState, Array]:
     """The state after an update, if all of it is valid, and whether it is."""
     priorities = priorities.astype(state.priorities.dtype)
     fine = jnp.all((slots >= -1) & (slots < size) & jnp.isfinite(priorities) & (priorities >= 0))
