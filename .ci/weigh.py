@@ -69,22 +69,6 @@ DEBTS = {
     "interop.remote.rpc.RemoteTensorDictReplayBuffer": 64,
     "interop.buffers.prioritized.PrioritizedReplayBuffer": 63,
     "interop.buffers.replay_buffer.ReplayBuffer": 62,
-    # samplers
-    "interop.samplers.prioritized_slices.PrioritizedSliceSampler": 64,
-    "interop.samplers.prioritized.PrioritizedSampler": 59,
-    "interop.samplers.slice_epochs.SliceSamplerWithoutReplacement": 55,
-    "interop.samplers.prompt_groups.PromptGroupSampler": 52,
-    "interop.samplers.slices.SliceSampler": 52,
-    "interop.samplers.stack_slices.StackSampler": 52,
-    "interop.samplers.staleness.StalenessAwareSampler": 52,
-    "interop.samplers.ensemble.SamplerEnsemble": 51,
-    "interop.samplers.without_replacement.SamplerWithoutReplacement": 50,
-    "interop.samplers.drawing.DrawingSampler": 47,
-    "interop.samplers.uniform.RandomSampler": 47,
-    "interop.samplers.consuming.ConsumingSampler": 46,
-    "interop.datasets.openx_stream.StreamSampler": 44,
-    "interop.samplers.drawn_elsewhere.DrawnElsewhere": 44,
-    "interop.samplers.sampler.Sampler": 44,
 }
 
 # Homes of a name that have one meaning, and which.

@@ -213,7 +213,7 @@ class Stateful(Component):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not _is_ours(cls):
+        if not is_ours(cls):
             for name, function in (("state", _state_of_users), ("with_state", _with_state_of_users)):
                 if name not in vars(cls):
                     setattr(cls, name, function)
@@ -339,7 +339,7 @@ def _tried(component: Stateful, given: Any) -> Apply:
 
 def _of_library(component: Stateful, name: str) -> Callable[..., Any]:
     """The method that the class of the library defines, of which the user's inherits."""
-    kind = next(kind for kind in type(component).__mro__ if _is_ours(kind) and name in vars(kind))
+    kind = next(kind for kind in type(component).__mro__ if is_ours(kind) and name in vars(kind))
     return partial(vars(kind)[name], component)
 
 
@@ -348,7 +348,7 @@ def is_users(component: Stateful) -> bool:
     missing = [name for name in ("state_dict", "load_state_dict") if not defined_outside(component, name)]
     if len(missing) == 1:
         raise NotImplementedError(f"{class_of(component)} has one half of the pair that saves it: define {missing[0]}")
-    lost = [] if not missing or component.stateless or _is_ours(type(component)) else undeclared(component)
+    lost = [] if not missing or component.stateless or is_ours(type(component)) else undeclared(component)
     if lost:
         raise NotImplementedError(
             f"{class_of(component)} has attributes that nothing saves, {', '.join(lost)}: define state_dict and "
@@ -358,18 +358,20 @@ def is_users(component: Stateful) -> bool:
 
 
 def defined_outside(component: object, name: str) -> bool:
-    """Whether a class of the user's defines this method."""
-    return not _is_ours(next(kind for kind in type(component).__mro__ if name in vars(kind)))
+    """Whether a class of the user's defines this method of an object, or of a class."""
+    kind = component if isinstance(component, type) else type(component)
+    return not is_ours(next(each for each in kind.__mro__ if name in vars(each)))
 
 
-def _is_ours(kind: type) -> bool:
+def is_ours(kind: type) -> bool:
+    """Whether a class is of this library."""
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def undeclared(component: object) -> list[str]:
     """Attributes of an object that no class of this library declares, by a value or an annotation in the class."""
     declared: set[str] = set()
-    for kind in filter(_is_ours, type(component).__mro__):
+    for kind in filter(is_ours, type(component).__mro__):
         declared.update(vars(kind), inspect.get_annotations(kind))
     return sorted(vars(component).keys() - declared)
 

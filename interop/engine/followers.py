@@ -100,7 +100,7 @@ class Followers:
         if was_emptied:
             rows = torch.arange(storage.filled_rows, device="cpu")
         for buffer in self.buffers():
-            if buffer.sampler.follows_writes:
+            if buffer.sampler.hooks.follows_writes:
                 if was_emptied:
                     buffer.sampler.clear()
                 if len(rows):
