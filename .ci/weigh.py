@@ -51,22 +51,6 @@ DEBTS = {
     "interop.datasets.openx.OpenXExperienceReplay": 67,
     "interop.datasets.roboset.RobosetExperienceReplay": 67,
     "interop.datasets.vd4rl.VD4RLExperienceReplay": 67,
-    # samplers
-    "interop.samplers.prioritized_slices.PrioritizedSliceSampler": 64,
-    "interop.samplers.prioritized.PrioritizedSampler": 59,
-    "interop.samplers.slice_epochs.SliceSamplerWithoutReplacement": 55,
-    "interop.samplers.prompt_groups.PromptGroupSampler": 52,
-    "interop.samplers.slices.SliceSampler": 52,
-    "interop.samplers.stack_slices.StackSampler": 52,
-    "interop.samplers.staleness.StalenessAwareSampler": 52,
-    "interop.samplers.ensemble.SamplerEnsemble": 51,
-    "interop.samplers.without_replacement.SamplerWithoutReplacement": 50,
-    "interop.samplers.drawing.DrawingSampler": 47,
-    "interop.samplers.uniform.RandomSampler": 47,
-    "interop.samplers.consuming.ConsumingSampler": 46,
-    "interop.datasets.openx_stream.StreamSampler": 44,
-    "interop.samplers.drawn_elsewhere.DrawnElsewhere": 44,
-    "interop.samplers.sampler.Sampler": 44,
 }
 
 # Homes of a name that have one meaning, and which.

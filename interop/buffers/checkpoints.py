@@ -114,7 +114,7 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
 def _reloaded(buffer: HasComponents, beside: Collection[object]) -> None:
     """The rows were replaced: other buffers on the storage, except those `beside`, start over."""
     storage = buffer.storage
-    buffer.sampler.reloaded(storage)
+    buffer.sampler.item_values.reloaded(storage)
     storage.followers.start_over(storage, (buffer, *beside))
 
 

@@ -75,7 +75,8 @@ def shares_of(storage: Storage, sampler: Sampler, writer: Writer, stored: Any) -
     capacity = storage.max_size
     if stored is not None and isinstance(storage, TensorStorage) and storage.ndim > 1 and not storage.initialized:
         capacity = storage.table.item_capacity(stored)
-    shares += sampler.memory_shares(storage, capacity)
+    shares += sampler.item_values.memory_shares(storage, capacity)
+    shares += sampler.draws.memory_shares(storage, capacity)
     if writer.tracks_generations and storage.max_size < 2**31:
         shares.append(Share("writer", "generations", "cpu", 8 * storage.row_capacity(stored)))
     return shares

@@ -19,7 +19,8 @@ from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import check_fit
 from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
 from interop.buffers.replay_buffer import ReplayBuffer
-from interop.buffers.request import Request, RequestPart
+from interop.buffers.request import Request
+from interop.buffers.requested_batch import RequestedBatch
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, Together, described, state_for, together
 from interop.data import randomness
@@ -164,30 +165,34 @@ class ReplayBufferEnsemble(Sampled):
 
     # ------------------------------------------------------------------ batches
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
         sampler = self.sampler
-        size = sampler.part_of(batch_size, (member.sampler.sampleable(member.storage) for member in self.members))
-        chosen = sampler.choose(randomness.key(self.generator) if key is None else key)
+        size = sampler.choice.part_of(
+            batch_size, (member.sampler.sampleable(member.storage) for member in self.members)
+        )
+        chosen = sampler.choice.choose(randomness.key(self.generator) if key is None else key)
         owners = [(place, self.members[place], own_key) for place, own_key in chosen]
-        return [RequestPart(place, member.sampler, member.storage, size, own_key) for place, member, own_key in owners]
+        return [
+            Request(place, member.sampler.draws, member.storage, size, own_key) for place, member, own_key in owners
+        ]
 
-    def _read(self, request: Request, reserves: bool) -> Complete | None:
+    def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
         reads = []
-        for part in request.parts:
-            member = self.members[part.place]
+        for request in batch.requests:
+            member = self.members[request.place]
             with locked(member):
                 if reserves:
-                    part.sampler = member.sampler  # it may have been exchanged, as the storage
-                    part.storage = member.storage
-                    part.reserve()
-                elif not request.can_be_read(part):
+                    request.draws = member.sampler.draws  # it may have been exchanged, as the storage
+                    request.storage = member.storage
+                    request.reserve()
+                elif not batch.can_be_read(request):
                     return None
-                reads.append((part.place, member.read(part, self._collate_fns[part.place])))
+                reads.append((request.place, member.read(request, self._collate_fns[request.place])))
         return lambda: self._complete(reads)
 
     def _complete(self, reads: Sequence[tuple[int, Complete]]) -> tuple[Any, Any]:
         parts = [MemberPart(place, *read()) for place, read in reads]
-        if any(member.sampler.takes_priorities for member in self.members):
+        if any(member.sampler.hooks.takes_priorities for member in self.members):
             for part in parts:
                 part.info.setdefault("priority_weight", torch.ones(part.slots.shape[0], device=part.slots.device))
         return self.completed(assembled(parts, self._collate_fn), collate.identity), parts
@@ -196,7 +201,7 @@ class ReplayBufferEnsemble(Sampled):
         return info_of(info)
 
     def _locked_to_reserve(self) -> contextlib.AbstractContextManager[Any]:
-        return all_locked([member for member in self.members if member.sampler.reads_to_reserve])
+        return all_locked([member for member in self.members if member.sampler.draws.reads_to_reserve])
 
     # ------------------------------------------------------------------ members and their items
 
@@ -256,10 +261,10 @@ class ReplayBufferEnsemble(Sampled):
         Raises before anything changes: TypeError for another index, RuntimeError for another number of priorities,
         IndexError for slots that are not stored, ValueError for priorities that are negative or not finite.
         """
-        if not any(member.sampler.takes_priorities for member in self.members):
+        if not any(member.sampler.hooks.takes_priorities for member in self.members):
             self.sampler.update_priority(index, priority)  # warns
             return
-        self.sampler.raise_deferred()
+        self.sampler.item_values.raise_deferred()
         values = priority.detach() if isinstance(priority, Tensor) else torch.from_numpy(np.asarray(priority))
         routes = list(routed(index, self._ndims))
         count = sum(entries.numel() for _, entries, _ in routes)
@@ -270,10 +275,10 @@ class ReplayBufferEnsemble(Sampled):
             )
         changes = []
         for place, entries, slots in routes:
-            if (member := self.members[place]).sampler.takes_priorities:
+            if (member := self.members[place]).sampler.hooks.takes_priorities:
                 own = values.reshape(-1)
                 own = own[0] if values.numel() == 1 else own[entries.to(own.device)]
-                member.sampler.checked(own)
+                member.sampler.item_values.checked(own)
                 _refuse_unstored(slots, member.storage, place)
                 changes.append((member, slots, own))
         for member, slots, own in changes:
@@ -291,12 +296,12 @@ class ReplayBufferEnsemble(Sampled):
         an item to one. Members without priorities are skipped. KeyError for a sample without its index, or without the
         entry of a member with priorities, and the errors of `update_priority`, before anything changes.
         """
-        self.sampler.raise_deferred()
+        self.sampler.item_values.raise_deferred()
         routes = []
         updates = []
         for items, index in items_of(data):
             for place, entries, slots in routed(index, self._ndims):
-                if self.members[place].sampler.takes_priorities:
+                if self.members[place].sampler.hooks.takes_priorities:
                     _refuse_unstored(slots, self.members[place].storage, place)
                     routes.append((self.members[place], items, entries, slots))
         for member, items, entries, slots in routes:
@@ -334,7 +339,7 @@ class ReplayBufferEnsemble(Sampled):
         return {
             **checkpoints.settings(self),
             "members": [member.state(out) for member in self.members],
-            "sampler": described(self.sampler, {"choice": self.sampler.settings()}),
+            "sampler": described(self.sampler, {"choice": self.sampler.choice.state()}),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -345,7 +350,7 @@ class ReplayBufferEnsemble(Sampled):
                 member.drop_prefetched()
             return {
                 "_members": [checkpoints.state_dict(member) for member in self.members],
-                "_sampler": self.sampler.settings(),
+                "_sampler": self.sampler.choice.state(),
                 **checkpoints.settings_dict(self),
             }
 
@@ -365,7 +370,7 @@ class ReplayBufferEnsemble(Sampled):
         if len(members) != len(self):
             raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self)} are here")
         entries = Entries(choice, sampler)
-        rest = [sampler.with_settings(entries.fields("choice"), entries)]
+        rest = [sampler.choice.with_state(entries.fields("choice"), entries)]
         entries.settle()
         rest += with_settings(self, fields, options)
         checks = []

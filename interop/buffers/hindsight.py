@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.buffers.request import RequestPart
+from interop.buffers.request import Request
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data import randomness
@@ -154,7 +154,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
         return super()._plan(batch_size, key)
@@ -168,7 +168,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             (column.cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)).astype(np.int64, copy=False)
             for column in drawn
         ]
-        lengths = self._sampler.slice_lengths()  # steps that are drawn together have one goal
+        lengths = self._sampler.draws.slice_lengths()  # steps that are drawn together have one goal
         units = len(coordinates[0]) if lengths is None else len(lengths)
         count = math.floor(units * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
         if count == 0:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from fbuf.tasks import start_daemon
-from interop.buffers.request import Request
+from interop.buffers.requested_batch import RequestedBatch
 from interop.host.threads import Lock, came_from_a_signal, finished, hold_in_forks, renew_in_children
 from interop.shared.storage_lock import Held
 
@@ -52,7 +52,7 @@ class Prefetch:
     def _begin(self) -> None:
         # Guards the queue only: no thread waits for a batch or a buffer while it holds this lock.
         self.mutex = Lock()
-        self._queue: list[Request] = []  # the oldest first; those that calls wait for are `awaited`
+        self._queue: list[RequestedBatch] = []  # the oldest first; those that calls wait for are `awaited`
         self._error: Exception | None = None  # of the request after these
         self._calls: SimpleQueue[Any] = SimpleQueue()  # what threads do; None ends a thread
         self._threads = 0
@@ -71,10 +71,10 @@ class Prefetch:
     def take(
         self,
         draw: Callable[[], Any],
-        begin: Callable[[], Request],
-        fill: Callable[[Request], bool],
+        begin: Callable[[], RequestedBatch],
+        fill: Callable[[RequestedBatch], bool],
         more: Callable[[], bool],
-        make: Callable[[Request], Any],
+        make: Callable[[RequestedBatch], Any],
         lock: AbstractContextManager[Any],
         settings: tuple[Any, ...],
     ) -> Any:
@@ -127,7 +127,7 @@ class Prefetch:
         self._cost = time.monotonic() - begun
         return batch
 
-    def _oldest(self, call: object) -> Request | None:
+    def _oldest(self, call: object) -> RequestedBatch | None:
         """The oldest request that no call waits for. This call waits for it from now on."""
         for request in self._queue:
             if request.awaited is None:
@@ -137,9 +137,9 @@ class Prefetch:
 
     def _request(
         self,
-        begin: Callable[[], Request],
-        fill: Callable[[Request], bool],
-        make: Callable[[Request], Any],
+        begin: Callable[[], RequestedBatch],
+        fill: Callable[[RequestedBatch], bool],
+        make: Callable[[RequestedBatch], Any],
         settings: tuple[Any, ...],
     ) -> bool:
         """Add a request to the queue, for the threads. False if there is none."""
@@ -182,7 +182,7 @@ class Prefetch:
                 self._threads -= 1
         self._calls.put((weakref.ref(self), act))
 
-    def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
+    def _await(self, pending: RequestedBatch, draw: Callable[[], Any]) -> Any:
         task = pending.task
         while True:
             if task.claim():  # no thread has begun it
@@ -199,13 +199,13 @@ class Prefetch:
                 finished(partial(self._remove, pending))
         return draw()
 
-    def _return(self, pending: Request) -> None:
+    def _return(self, pending: RequestedBatch) -> None:
         pending.commit()
         pending.returned = True
         if pending in self._queue:
             self._queue.remove(pending)
 
-    def _remove(self, pending: Request) -> None:
+    def _remove(self, pending: RequestedBatch) -> None:
         pending.drop()
         if pending in self._queue:
             self._queue.remove(pending)

@@ -21,7 +21,8 @@ from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import all_made, check_fit, example_of, first_row, made_component, shares_of
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.ray_actors import actor_class
-from interop.buffers.request import Request, RequestPart, reads_slots
+from interop.buffers.request import Request, reads_slots
+from interop.buffers.requested_batch import RequestedBatch
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
@@ -37,8 +38,8 @@ from interop.host.threads import Lock, finished, renew_in_children, uninterrupte
 from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.consuming import consuming
-from interop.samplers.drawing import DrawingSampler
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
+from interop.samplers.slot_draws import SlotDraws
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import Storage, TensorStorage
@@ -88,7 +89,7 @@ class ReplayBuffer(Sampled):
     _reads_slots: bool
     _extend: Callable[[Any], Tensor]  # of the writer
     _moves_slots: bool  # whether its slots are to be moved to the device of the data
-    _undoable: tuple[Undoable, ...]  # the components that a write changes, beside the counters of the storage
+    _undoable: tuple[Undoable, ...]  # storage and writer, where a write changes more than the counters of the storage
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class ReplayBuffer(Sampled):
         def make() -> None:
             chain = transform if transform_factory is None else transform_factory()
             components = all_made(storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer)
-            components[1].check_batch_size(self._batch_size)
+            components[1].draws.check_batch_size(self._batch_size)
             with components[0].lock.held():
                 self._join(*components)
                 if checkpointer is not None:
@@ -178,7 +179,7 @@ class ReplayBuffer(Sampled):
         if before.get("_storage") is not storage or before.get("_sampler") is not sampler:
             if "_storage" in before:
                 sampler.clear()  # it may know items of another storage
-            sampler.take_over(storage)
+            sampler.item_values.take_over(storage)
         writer.register_storage(storage)
         if isinstance(before.get("_writer"), RoundRobinWriter):
             before["_writer"].vacant = None
@@ -193,10 +194,10 @@ class ReplayBuffer(Sampled):
         self._storage = storage
         self._sampler = sampler
         self._writer = writer
-        self._reads_slots = self._unit is None and reads_slots(storage, sampler)
+        self._reads_slots = self._unit is None and reads_slots(storage, sampler.draws)
         self._moves_slots = writer.leaves_slots_on_host
         self._extend = writer.extend_on_host if self._moves_slots else writer.extend
-        own = ((storage, is_undoable(storage)), (writer, writer.is_undoable), (sampler, sampler.sees_writes))
+        own = ((storage, is_undoable(storage)), (writer, writer.is_undoable))
         added = (OwnAttributes(component) for component in (storage, writer) if not is_ours(type(component)))
         self._undoable = (*(component for component, changes in own if changes), *added)
         storage.attach(self)
@@ -209,7 +210,6 @@ class ReplayBuffer(Sampled):
     def renew(self) -> None:  # in a forked child
         self._sampler = DrawnElsewhere()
         self._reads_slots = False
-        self._undoable = tuple(component for component in self._undoable if not isinstance(component, Sampler))
 
     def __getattr__(self, name: str) -> Any:
         if name in _MADE_LATE and self.__dict__.get("_make_components") is not None:
@@ -292,7 +292,7 @@ class ReplayBuffer(Sampled):
                     if self._storage is not before:  # another thread has replaced it
                         continue
                     if new is not before:
-                        self._sampler.refuse_forked_child()
+                        self._sampler.item_values.refuse_forked_child()
                     finished(partial(self._exchange_storage, before, new, chosen))
                     return before
         except BaseException:
@@ -309,7 +309,7 @@ class ReplayBuffer(Sampled):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler; the new one draws from the stored rows. Returns the previous one."""
         new = made_component("sampler", sampler, Sampler)
-        new.check_batch_size(self._batch_size)
+        new.draws.check_batch_size(self._batch_size)
         with locked(self):
             before = self._sampler
             finished(partial(self._exchange_sampler, new))
@@ -431,11 +431,12 @@ class ReplayBuffer(Sampled):
         for buffer in buffers:
             if (other := getattr(buffer, "sampler", None)) is None:
                 continue
-            other.refuse_forked_child()  # a sampler that cannot follow the write
-            followed = followed or other.follows_writes
-            if other.sees_writes and other is not sampler:
-                undoable = (*undoable, other)
-        sampler.raise_deferred()
+            values = other.item_values
+            values.refuse_forked_child()  # a sampler that cannot follow the write
+            followed = followed or other.hooks.follows_writes
+            if other.hooks.sees_writes:
+                undoable = (*undoable, values)
+        sampler.item_values.raise_deferred()
         priority = self._priority_in(stored, many) if with_priorities else None
         if many and not self._reads_slots and hasattr(stored, "__next__"):
             stored = list(stored)  # it may be written twice
@@ -479,14 +480,14 @@ class ReplayBuffer(Sampled):
 
     def mark_update(self, index: Any) -> None:
         """Give the items at index the default priority of the sampler."""
-        if self._sampler.follows_writes:
+        if self._sampler.hooks.follows_writes:
             with locked(self):
                 self._sampler.mark_update(index, storage=self._storage)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set the priorities of the items at index. Warns if the sampler has none."""
         with locked(self):
-            self._sampler.raise_deferred()
+            self._sampler.item_values.raise_deferred()
             if isinstance(index, tuple):
                 index = torch.stack([torch.as_tensor(coordinates) for coordinates in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
@@ -496,7 +497,7 @@ class ReplayBuffer(Sampled):
     def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
         """Check an update of the priorities of items, [n] with "index", by their `priority_key`. The function does it."""
         priority = items[self.priority_key]
-        self._sampler.checked(priority)
+        self._sampler.item_values.checked(priority)
         if priority.numel() != len(items):
             raise RuntimeError(
                 f"there are {priority.numel()} priorities for {len(items)} items of a {type(self).__name__}"
@@ -553,26 +554,26 @@ class ReplayBuffer(Sampled):
         device = getattr(self._storage, "device", None)
         return {key: _moved(value, device) for key, value in info.items()} if isinstance(device, torch.device) else info
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
         key = randomness.key(self._rng) if key is None else key
-        return [RequestPart(0, self._sampler, self._storage, batch_size, key)]
+        return [Request(0, self._sampler.draws, self._storage, batch_size, key)]
 
-    def _read(self, request: Request, reserves: bool) -> Complete | None:
-        [part] = request.parts
+    def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
+        [request] = batch.requests
         if reserves:
-            part.reserve()
-        elif not request.can_be_read(part):
+            request.reserve()
+        elif not batch.can_be_read(request):
             return None
-        return self.read(part)
+        return self.read(request)
 
-    def read(self, part: RequestPart, collate_fn: Callable[[Any], Any] | None = None) -> Complete:
+    def read(self, request: Request, collate_fn: Callable[[Any], Any] | None = None) -> Complete:
         """Draw and read the items of a request. The returned function completes the batch outside of the lock.
 
         `collate_fn` replaces that of the buffer.
         """
         collate_fn = self._collate_fn if collate_fn is None else collate_fn
-        data, info = self._gather(part, collate_fn)
-        revise = self._revision(info, part.key)
+        data, info = self._gather(request, collate_fn)
+        revise = self._revision(info, request.key)
         order = Order.of(self, info["index"], info) if self._transform.count else None
         return partial(self._complete, data, info, collate_fn, revise, order)
 
@@ -586,27 +587,27 @@ class ReplayBuffer(Sampled):
     ) -> tuple[Any, dict[Any, Any]]:
         return self.completed(data, collate_fn, revise, order), info
 
-    def _gather(self, part: RequestPart, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
+    def _gather(self, request: Request, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """Copies of the drawn items, and the info. The lock is held."""
         if self._reads_slots:
-            storage = cast(TensorStorage, part.storage)
-            sampler = cast(DrawingSampler, part.sampler)
+            storage = cast(TensorStorage, request.storage)
+            draws = cast(SlotDraws, request.draws)
             marks = self._marks_samples and not self._transform.count  # transforms see what is stored
-            if part.reservation is None:
-                batch = sampler.draw_batch(storage, part.size, part.key, marks)
+            if request.drawn is None:
+                batch = draws.batch(storage, request.size, request.key, marks)
                 if batch is not None:
                     return batch
-            slots, info, leaves = part.draw_slots()
+            slots, info, leaves = request.draw_slots()
             rows = storage.table.rows
             assert rows is not None  # the sampler has raised for an empty storage
             if isinstance(rows, TorchRows) and rows.on_host:
                 return read_batch(storage, slots, (None, 1), info, marks)
             return batch_of(storage, leaves or rows.read(slots), slots.shape, info, marks)
-        index, info = part.draw()
-        index, info = expanded(self._unit, index, info, part.storage)
-        data = part.storage.get(index)
+        index, info = request.draw()
+        index, info = expanded(self._unit, index, info, request.storage)
+        data = request.storage.get(index)
         # A list storage returns the items themselves if nothing will edit them.
-        edited = isinstance(part.storage, TensorStorage) or self._marks_samples or len(self._transform) > 0
+        edited = isinstance(request.storage, TensorStorage) or self._marks_samples or len(self._transform) > 0
         return editing.owned(data) if edited and self._is_live(index, collate_fn) else data, info
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
@@ -623,7 +624,7 @@ class ReplayBuffer(Sampled):
         return locked(self)
 
     def _locked_to_reserve(self) -> AbstractContextManager[Any]:
-        return locked(self) if self._sampler.reads_to_reserve else nullcontext()
+        return locked(self) if self._sampler.draws.reads_to_reserve else nullcontext()
 
     # ------------------------------------------------------------------ stored items
 

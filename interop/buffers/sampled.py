@@ -17,14 +17,15 @@ from tensordict import TensorDictBase, is_tensor_collection
 from fbuf.checkpoint import Reading, Verify, Writing, load
 from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
-from interop.buffers.request import Request, RequestPart
+from interop.buffers.request import Request
+from interop.buffers.requested_batch import RequestedBatch
 from interop.checkpoint.other_folders import refuse_other_folder
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
 from interop.data.arguments import whole
 from interop.engine.guard import replaced
 from interop.host.threads import Lock, came_from_a_signal, finished
 from interop.samplers import Sampler
-from interop.samplers.drawing import names_slots
+from interop.samplers.slot_draws import SlotDraws
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose
 from interop.transforms.order import Order, in_order
@@ -81,14 +82,14 @@ class Sampled(Component):
         """Draws the items."""
         raise NotImplementedError
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[RequestPart]:
-        """The parts of a batch, with their keys. Without `key` a key is drawn from the generator."""
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
+        """The requests of a batch, one for each part. Without `key` a key is drawn from the generator."""
         raise NotImplementedError
 
-    def _read(self, request: Request, reserves: bool) -> Complete | None:
-        """Draw and read a batch. The returned function completes it outside of the lock. None for a stale request.
+    def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
+        """Draw and read a batch. The returned function completes it outside of the lock. None for a stale batch.
 
-        With `reserves` the parts of the request are reserved first, under the same lock.
+        With `reserves` the requests are reserved first, under the same lock.
         """
         raise NotImplementedError
 
@@ -209,7 +210,7 @@ class Sampled(Component):
 
     def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
         """A batch and its info: the oldest prefetched batch, or a new draw."""
-        self.sampler.raise_deferred()  # here: an error of a draw in another thread may be dropped with the draw
+        self.sampler.item_values.raise_deferred()  # here: an error of a draw in another thread may be dropped with the draw
         if self._prefetch is None:
             return self._draw(batch_size)
         try:
@@ -220,16 +221,17 @@ class Sampled(Component):
 
     def let_go(self) -> None:
         """Release the locks of sampler and prefetch queue that this thread holds: after an interrupt."""
-        self.sampler.let_go()
+        self.sampler.draws.let_go()
+        self.sampler.item_values.let_go()
         if self._prefetch is not None:
             self._prefetch.mutex.let_go()
 
     def _take(self, prefetch: Prefetch, batch_size: int) -> tuple[Any, Any]:
         batch: tuple[Any, Any] = prefetch.take(
             draw=partial(self._draw, batch_size),
-            begin=lambda: Request(self._generators()),
+            begin=lambda: RequestedBatch(self._generators()),
             fill=partial(self._fill, batch_size),
-            more=lambda: self.sampler.has_more,
+            more=self._may_request,
             make=self._make,
             lock=self._locked_to_reserve(),
             settings=self._settings(),
@@ -239,43 +241,48 @@ class Sampled(Component):
     def _draw(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
         """Draw a batch now. Without `key` a key is drawn from the generator."""
         with self._locked():
-            request = Request(self._generators() if key is None else ())
+            batch = RequestedBatch(self._generators() if key is None else ())
             try:
-                request.parts = self._plan(batch_size, key)
-                complete = self._read(request, reserves=True)
-                request.commit()
+                batch.requests = self._plan(batch_size, key)
+                complete = self._read(batch, reserves=True)
+                batch.commit()
             except BaseException as error:
-                request.settle(error)
+                batch.settle(error)
                 raise
-        assert complete is not None  # the lock was held since the reservation
+        assert complete is not None  # the lock was held since it was reserved
         return complete()
 
-    def _fill(self, batch_size: int, request: Request) -> bool:
-        """Draw what a request for the next batch needs, which a thread makes; False if it cannot be drawn now.
+    def _fill(self, batch_size: int, batch: RequestedBatch) -> bool:
+        """Draw what the next batch needs, which a thread makes; False if it cannot be drawn now.
 
         The call that needs the batch then raises the error. Errors of users' samplers, whose state may have changed, are
         raised here.
         """
         try:
-            request.parts = self._plan(batch_size, None)
-            for part in request.parts:
-                part.reserve()
+            batch.requests = self._plan(batch_size, None)
+            for request in batch.requests:
+                request.reserve()
         except BaseException as error:
-            request.abandon(came_from_a_signal(error))
-            own = all(names_slots(part.sampler) for part in request.parts)
+            batch.abandon(came_from_a_signal(error))
+            own = all(isinstance(request.draws, SlotDraws) for request in batch.requests)
             if isinstance(error, Exception) and own and not came_from_a_signal(error):
                 return False
             raise
         return True
 
+    def _may_request(self) -> bool:
+        """Whether the epoch has another batch, for which nothing was drawn yet."""
+        has_more = self.sampler.draws.has_more
+        return not self.sampler.ran_out if has_more is None else has_more
+
     def _settings(self) -> tuple[Any, ...]:
         """The settings of the samplers on which batches depend."""
-        return self.sampler.draw_settings
+        return self.sampler.draws.settings
 
-    def _make(self, request: Request) -> tuple[Any, Any] | None:
-        """Make the batch of a request, in a thread; None if the request is stale."""
+    def _make(self, batch: RequestedBatch) -> tuple[Any, Any] | None:
+        """Make a requested batch, in a thread; None if it is stale."""
         with self._locked():
-            complete = self._read(request, reserves=False)
+            complete = self._read(batch, reserves=False)
         return None if complete is None else complete()
 
     def _generators(self) -> Collection[torch.Generator | None]:
@@ -342,7 +349,7 @@ class Sampled(Component):
         return math.inf
 
     def _batches_of_epoch(self, batch_size: int) -> float:
-        items = math.inf if self.sampler.has_epochs else self.epoch_items()
+        items = math.inf if self.sampler.hooks.ends_epochs else self.epoch_items()
         return items if items == math.inf else max(math.ceil(items / batch_size), 1)
 
     def _has_more(self) -> bool:

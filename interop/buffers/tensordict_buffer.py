@@ -127,7 +127,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         priority = None if self._workers_only_write else _entry(stored, self.priority_key)
         if priority is None:
             return None
-        if not self._sampler.takes_priorities:
+        if not self._sampler.hooks.takes_priorities:
             if many:
                 self._sampler.update_priority(None, priority)  # warns, while nothing is written
             return None
@@ -140,9 +140,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 values = swapped(values.reshape(dims), self.dim_extend).reshape(-1)
             else:
                 values = self._reduced(values, dims.numel())
-            if self._storage.ndim == 1 and self._sampler.checks_later(values):
+            if self._storage.ndim == 1 and self._sampler.item_values.checks_later(values):
                 return values
-            return self._sampler.checked(values)
+            return self._sampler.item_values.checked(values)
         except NotImplementedError:  # for an unknown reduction
             raise
         except (TypeError, ValueError, RuntimeError) as error:
@@ -176,10 +176,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         No effect if the sampler has no priorities. With a sample unit the drawn item gets the highest priority of its valid
         rows. KeyError for a sample without its index or without an entry at `priority_key`, before anything changes.
         """
-        if not self._sampler.takes_priorities:
+        if not self._sampler.hooks.takes_priorities:
             return
         with locked(self):
-            self._sampler.raise_deferred()
+            self._sampler.item_values.raise_deferred()
             ndim = self._storage.ndim
             anchors = column_of(data, "anchor_index") if self._unit is not None else None
             index = column_of(data, "index") if anchors is None else anchors
@@ -207,7 +207,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._sampler.update_priority(index, values, storage=self._storage)
 
     def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
-        self._sampler.checked(self._reduced(items[self.priority_key], len(items)))
+        self._sampler.item_values.checked(self._reduced(items[self.priority_key], len(items)))
         return partial(self.update_tensordict_priority, items)
 
     def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:

@@ -22,6 +22,9 @@ from interop.data.layout import KeyPath
 from interop.host import compiled
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
+from interop.samplers.epoch_draws import EpochDraws
+from interop.samplers.item_priorities import ItemPriorities
+from interop.samplers.slice_draws import SliceDraws
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 
@@ -55,11 +58,12 @@ def to_fbuf(
     rule = _rule(sampler, batch_size, narrow)
     keys = None
     index = None
-    if isinstance(sampler, torch_side.SliceSampler):
-        keys = sampler.boundary_keys
+    draws = sampler.draws
+    if isinstance(draws, SliceDraws):
+        keys = draws.boundary_keys
         assert keys is not None  # a sampler of given trajectories has no rule
         keys.find(storage)
-        index = sampler.trajectories(storage) if len(storage) else None
+        index = draws.trajectories(storage) if len(storage) else None
     buffer = fbuf.Buffer(
         storage.row_capacity(None),
         rule,
@@ -137,29 +141,35 @@ def _rule(sampler: torch_side.Sampler, batch_size: int | None, narrow: bool) -> 
         return fbuf.Uniform()
     if type(sampler) is torch_side.SamplerWithoutReplacement:
         return fbuf.Shuffled(sampler.drop_last, sampler.shuffle)
-    if type(sampler) is torch_side.PrioritizedSampler:
-        return _prioritized(sampler, narrow)
+    values = sampler.item_values
+    if type(sampler) is torch_side.PrioritizedSampler and isinstance(values, ItemPriorities):
+        return _prioritized(values, narrow)
     raise _no_twin(sampler, "use a RandomSampler, or one of those without replacement, by priority or of slices")
 
 
-def _prioritized(sampler: torch_side.PrioritizedSampler, narrow: bool) -> fbuf.Prioritized:
-    dtype = _dtypes({("priorities",): sampler.priorities}, narrow)["priorities",]
-    return dataclasses.replace(sampler.rule, alpha=sampler.alpha, dtype="float64" if dtype == np.float64 else "float32")
+def _prioritized(priorities: ItemPriorities, narrow: bool) -> fbuf.Prioritized:
+    dtype = _dtypes({("priorities",): priorities.given}, narrow)["priorities",]
+    return dataclasses.replace(
+        priorities.rule, alpha=priorities.alpha, dtype="float64" if dtype == np.float64 else "float32"
+    )
 
 
 def _slices(sampler: torch_side.SliceSampler, batch_size: int | None, narrow: bool) -> fbuf.Slices:
     starts: fbuf.Sampler | fbuf.PerTrajectory = fbuf.PerTrajectory()
     least = None if sampler.strict_length else 1
-    if type(sampler) not in _SLICING or sampler.is_static or sampler.span != (False, False):
+    is_marked = isinstance(sampler.draws, SliceDraws) and sampler.draws.boundary_keys is not None
+    if type(sampler) not in _SLICING or not is_marked or sampler.span != (False, False):
         raise _no_twin(sampler, "use one of the library without ends, trajectories and span")
-    if isinstance(sampler, torch_side.SamplerWithoutReplacement):
-        if not sampler.shuffle:
+    draws = sampler.draws
+    values = sampler.item_values
+    if isinstance(draws, EpochDraws):
+        if not draws.epoch.shuffle:
             raise _no_twin(sampler, "use shuffle=True")
-        starts = fbuf.PerTrajectory(fbuf.Shuffled(sampler.drop_last))
-    if isinstance(sampler, torch_side.PrioritizedSampler):
+        starts = fbuf.PerTrajectory(fbuf.Shuffled(draws.epoch.drop_last))
+    if isinstance(values, ItemPriorities):
         if least:
             raise _no_twin(sampler, "use strict_length=True")
-        starts = _prioritized(sampler, narrow)
+        starts = _prioritized(values, narrow)
     if sampler.slice_len is not None:
         return fbuf.Slices(sampler.slice_len, starts, least=least)
     if batch_size is None:
@@ -250,8 +260,8 @@ def _resumed(rule: Any, state: Any, sampler: torch_side.Sampler, storage: Storag
         return dataclasses.replace(state, starts=_resumed(starts, state.starts, sampler, storage))
     if isinstance(sampler, torch_side.PrioritizedSampler):
         return _weighed(rule, state, sampler)
-    if isinstance(sampler, torch_side.SamplerWithoutReplacement):
-        return _under_way(state, *sampler.remaining(storage))
+    if isinstance(sampler.draws, EpochDraws):
+        return _under_way(state, *sampler.draws.remaining(storage))
     return state
 
 

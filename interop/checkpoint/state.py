@@ -363,12 +363,13 @@ def is_users(component: Stateful) -> bool:
 
 
 def defined_outside(component: object, name: str) -> bool:
-    """Whether a class of the user's defines this method."""
-    return not is_ours(next(kind for kind in type(component).__mro__ if name in vars(kind)))
+    """Whether a class of the user's defines this method of an object, or of a class."""
+    kind = component if isinstance(component, type) else type(component)
+    return not is_ours(next(each for each in kind.__mro__ if name in vars(each)))
 
 
 def is_ours(kind: type) -> bool:
-    """Whether it is a class of this library."""
+    """Whether a class is of this library."""
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

@@ -115,9 +115,6 @@ class StreamSampler(Sampler):
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         return torch.arange(batch_size, device="cpu"), {}
 
-    def take_over(self, storage: Storage) -> None:
-        """Do nothing: a stream stores no rows."""
-
 
 def _shuffled(items: Iterator[Episode], random: np.random.Generator) -> Iterator[Episode]:
     """Shuffle items through a buffer of `SHUFFLED` items."""

@@ -94,7 +94,7 @@ class Followers:
         for buffer in self.buffers():
             if all(buffer is not other for other in but):
                 buffer.sampler.clear()
-                buffer.sampler.take_over(storage)
+                buffer.sampler.item_values.take_over(storage)
                 buffer.drop_prefetched()
 
     def report(self, storage: Followed, before: Counts, prepare: Callable[[], None] | None = None) -> None:
@@ -117,7 +117,7 @@ class Followers:
         if prepare is not None and (was_emptied or len(rows)):
             prepare()
         for buffer in self.buffers():
-            if buffer.sampler.follows_writes:
+            if buffer.sampler.hooks.follows_writes:
                 if was_emptied:
                     buffer.sampler.clear()
                 if len(rows):

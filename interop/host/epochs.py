@@ -37,7 +37,7 @@ class _Cursor(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Taken:
+class _Take:
     """The positions of one take, and how to undo it."""
 
     positions: np.ndarray  # int64
@@ -46,7 +46,7 @@ class Taken:
     ran_out: bool  # before it
     moved: tuple[np.ndarray, np.ndarray] | None  # changed places of the order, and their entries before
     order: np.ndarray | None = None  # before it, where it began an epoch
-    key: np.ndarray | None = None  # that reserved it
+    key: np.ndarray | None = None  # of the request that reserved it
     undone: tuple[np.ndarray | None, tuple[Any, np.ndarray] | None, _Cursor] | None = None  # once it is being undone
 
 
@@ -54,8 +54,9 @@ class Epoch:
     """Takes positions of [0, length), each once an epoch, in uniformly random order; in ascending order without `shuffle`.
 
     The last take of an epoch is shorter where fewer positions are left; with `drop_last` these are left out. A take for
-    another length begins an epoch, too. A reserved take counts when it is committed; if it is released, its positions remain
-    to be taken. States, copies and forked children do not contain the reserved takes. Thread-safe.
+    another length begins an epoch, too. A take for a request is
+    reserved: it counts when it is committed; if it is released, its positions remain to be taken. The key, this very array,
+    names the request. States, copies and forked children do not contain the reserved takes. Thread-safe.
 
     A take costs O(count) at any length, and once O(1) for each new position. Four bytes a position.
     """
@@ -66,8 +67,8 @@ class Epoch:
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         self.shuffle, self.drop_last = shuffle, drop_last
         self.lock = Lock()
-        self._reserved: list[Taken] = []
-        self._last: Taken | None = None
+        self._reserved: list[_Take] = []
+        self._last: _Take | None = None
         # Of an open `whole`: an order, changed places of it, and their entries before.
         self._moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
         self._number = 0  # epochs begun
@@ -145,7 +146,7 @@ class Epoch:
             positions = self._order[at.position : stop].astype(np.int64)
         over = length - stop < (count if self.drop_last and count else 1)
         self._at = _Cursor(at.number, at.version + 1, stop, over)
-        self._last = Taken(positions, before, self._at, self.ran_out, moved, order)
+        self._last = _Take(positions, before, self._at, self.ran_out, moved, order)
         self.ran_out = over and not self._reserved
         return positions
 
@@ -208,36 +209,38 @@ class Epoch:
         self._reserved = []
         self._begin()
 
-    # ------------------------------------------------------------------ reservations
+    # ------------------------------------------------------------------ requests
 
-    def reserve(self, key: np.ndarray | None = None) -> Taken:
-        """Reserve the last take; the lock was held since. `release_of(key)` finds it."""
+    def reserve(self, key: np.ndarray) -> None:
+        """Reserve the last take for the request with this key; the lock was held since."""
         taken = self._last
         assert taken is not None
         taken.key = key
         self._last, self.ran_out = None, taken.ran_out
         self._reserved = [*self._reserved, taken]
-        return taken
 
-    def is_reserved(self, taken: Taken) -> bool:
-        """Whether a take can still be committed: not after `restart` or `with_state`."""
-        return taken in self._reserved
+    def _of(self, key: np.ndarray) -> _Take | None:
+        return next((taken for taken in self._reserved if taken.key is key), None)
 
-    def commit(self, taken: Taken) -> None:
-        """Count a reserved take. It may be called again after an interrupt."""
+    def is_reserved(self, key: np.ndarray) -> bool:
+        """Whether the take of a request can still be committed: not after `restart` or `with_state`."""
+        return self._of(key) is not None
+
+    def commit(self, key: np.ndarray) -> None:
+        """Count the take of a request, if it is reserved. It may be called again after an interrupt."""
         with self.lock:
-            if taken in self._reserved:
+            if (taken := self._of(key)) is not None:
                 left = [each for each in self._reserved if each is not taken]
                 self.ran_out = self.over and not left
                 self._reserved = left
 
-    def release(self, taken: Taken) -> None:
-        """Undo a reserved take. The order is as before where nothing was taken since; otherwise it may differ, O(length).
+    def release(self, key: np.ndarray) -> None:
+        """Undo the take of a request, if it is reserved. It may be called again after an interrupt.
 
-        It may be called again after an interrupt.
+        The order is as before where nothing was taken since; otherwise it may differ, O(length).
         """
         with self.lock:
-            if taken in self._reserved:
+            if (taken := self._of(key)) is not None:
                 if taken.undone is None:
                     taken.undone = self._undone(self._order, self._at, taken)
                 order, moved, at = taken.undone
@@ -245,11 +248,6 @@ class Epoch:
                     order[moved[0]] = moved[1]
                 self._order, self._at = order, at
                 self._reserved = [each for each in self._reserved if each is not taken]
-
-    def release_of(self, key: np.ndarray) -> None:
-        """Undo the take that was reserved with this very key, if there is one."""
-        for taken in [each for each in self._reserved if each.key is key]:
-            self.release(taken)
 
     def renew(self) -> None:
         """In a forked child: undo the reserved takes, which the parent commits. No other thread is here, nor the lock."""
@@ -266,7 +264,7 @@ class Epoch:
         return order, at
 
     def _undone(
-        self, order: np.ndarray | None, at: _Cursor, taken: Taken
+        self, order: np.ndarray | None, at: _Cursor, taken: _Take
     ) -> tuple[np.ndarray | None, tuple[Any, np.ndarray] | None, _Cursor]:
         """The order, the entries to put into it at some places, and the cursor without a take. Nothing changes."""
         if taken.after.number != at.number:  # of an earlier epoch

@@ -14,8 +14,8 @@ from interop.data.arguments import class_of
 from interop.remote.epochs import Planned
 from interop.remote.joining import Drawn
 from interop.remote.places import to_global
-from interop.samplers import PrioritizedSampler, SamplerWithoutReplacement, SliceSampler
-from interop.samplers.drawing import names_slots
+from interop.samplers import PrioritizedSampler, SliceSampler
+from interop.samplers.epoch_draws import EpochDraws
 from interop.samplers.shares import ShardContents
 from interop.shared.storage_lock import locked
 
@@ -71,9 +71,15 @@ class Shard:
 
     def _share(self, batch_size: int) -> ShardContents:
         sampler = self.buffer.sampler
-        share = sampler.share(self.buffer.storage, batch_size)
-        if not names_slots(sampler):
+        if sampler.hooks.draws:
             raise TypeError(f"{class_of(sampler)} draws by its own method: use a sampler of the library, or one shard")
+        share = sampler.draws.share(self.buffer.storage, batch_size)
+        if share is None:
+            raise TypeError(
+                f"a {type(sampler).__name__} cannot draw batches over several shards: use one shard, or a RandomSampler, "
+                "PrioritizedSampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement or "
+                "PrioritizedSliceSampler"
+            )
         return share
 
     def draw(self, units: int, batch_size: int, key: np.ndarray, planned: Planned | None = None) -> Drawn:
@@ -89,14 +95,15 @@ class Shard:
         """
         with self._lock, locked(self.buffer), contextlib.ExitStack() as after:
             sampler, share = self.buffer.sampler, self._share(batch_size)
+            draws = sampler.draws
             if isinstance(sampler, SliceSampler) and sampler.num_slices is not None:
                 after.callback(setattr, sampler, "num_slices", sampler.num_slices)  # of the whole batch
                 sampler.num_slices = units
-            if planned is not None and isinstance(sampler, SamplerWithoutReplacement):
-                after.callback(setattr, sampler, "planned", None)
-                sampler.planned = _positions(share, units, key, planned)
+            if planned is not None and isinstance(draws, EpochDraws):
+                after.callback(setattr, draws, "planned", None)
+                draws.planned = _positions(share, units, key, planned)
             data, info = self.buffer.draw_by_key(units * share.unit, key)
-            lengths = sampler.slice_lengths()
+            lengths = draws.slice_lengths()
         rows = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
         if lengths is None:
             lengths = np.full(len(rows) // share.unit, share.unit)
@@ -108,8 +115,7 @@ class Shard:
     @property
     def highest(self) -> float | None:
         """The current `ShardContents.highest`. Does not wait for writes or draws."""
-        sampler = self.buffer.sampler
-        return sampler.highest if isinstance(sampler, PrioritizedSampler) else None
+        return self.buffer.sampler.item_values.highest
 
     def raise_default_priority(self, priority: float | None) -> None:
         """Raise the priority of future items to at least this value; None does nothing.

@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.data import randomness
-from interop.host.epochs import Epoch, EpochState
-from interop.host.trajectories import Trajectories
-from interop.samplers.shares import ShardContents
-from interop.samplers.slice_info import DrawnSlices
+from interop.host.epochs import Epoch
+from interop.samplers.slice_epoch_draws import SliceEpochDraws
 from interop.samplers.slices import SliceSampler
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 from interop.storages import Storage
@@ -31,8 +27,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         shuffle: False draws trajectories in the order of the storage.
     """
 
-    _version: int | None  # of the trajectories of this epoch; None before the first draw
-    _order: np.ndarray | None
+    _draws: SliceEpochDraws
 
     def __init__(
         self,
@@ -52,7 +47,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         use_gpu: Any = False,
         only_named_keys: bool = False,
     ) -> None:
-        SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
         SliceSampler.__init__(
             self,
             num_slices=num_slices,
@@ -69,64 +63,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             use_gpu=use_gpu,
             only_named_keys=only_named_keys,
         )
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._version = None
-        self._order = None
+        self._draws = SliceEpochDraws(self._draws.source, self._draws.shape, Epoch(shuffle, drop_last))
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        if self._version is None:  # a write between a load and the next draw, which no version shows
-            self._epoch.restart()
-
-    def trajectories(self, storage: Storage) -> Trajectories:
-        index = super().trajectories(storage)
-        if self._source.version != self._version:
-            if self._version is not None:
-                self._epoch.begin_anew()  # reserved slices are stale: their rows may hold other items now
-            self._order = None
-            self._version = self._source.version
-        return index
-
-    def share(self, storage: Storage, batch_size: int) -> ShardContents:
-        """The trajectories of which one slice each is drawn in an epoch."""
-        return self._in_epochs(super().share(storage, batch_size), self._source.version)
-
-    @property
-    def reads_to_reserve(self) -> bool:
-        return True
-
-    def catch_up(self, storage: Storage) -> None:
-        with self._epoch.lock:
-            self.trajectories(storage)
-
-    def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> DrawnSlices:
-        index = self.trajectories(storage)
-        trajectories = self._candidates(index, length)
-        positions = self._take(count, len(trajectories), key)
-        if not self.shuffle:  # lane by lane, by the oldest stored row
-            if self._order is None or self._order.size != len(trajectories):
-                self._order = np.lexsort(
-                    (index.rows_at(np.maximum(trajectories[:, 1], index.oldest)), trajectories[:, 0])
-                )
-            positions = self._order[positions]
-        shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)
-        return self._within(index, trajectories.take(positions, 0), shares, length)
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _epoch_state(self) -> EpochState:
-        """The state of a new epoch where trajectories have changed since the last draw."""
-        state = super()._epoch_state()
-        version = self._version
-        if version is None or (self._source.refresh() and self._source.version == version):
-            return state
-        return state._replace(position=0, over=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        epoch = Epoch(self.shuffle, self.drop_last)
-        epoch.with_state(self._epoch_state())
-        return {**super().__getstate__(), "_epoch": epoch}
+        """Begin an epoch."""
+        self._draws.written()
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {SamplerWithoutReplacement.__repr__(self).partition('(')[2]}"

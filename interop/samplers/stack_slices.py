@@ -7,7 +7,16 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.samplers.slice_shape import SliceShape
 from interop.samplers.slices import SliceSampler
+
+
+class StackShape(SliceShape):
+    """As many slices as the batch has items."""
+
+    def of(self, batch_size: int) -> tuple[int, int]:
+        assert self.slice_len is not None
+        return batch_size, self.slice_len
 
 
 class StackSampler(SliceSampler):
@@ -20,6 +29,8 @@ class StackSampler(SliceSampler):
 
     The other arguments are those of `SliceSampler`.
     """
+
+    _SHAPE = StackShape
 
     def __init__(
         self,
@@ -55,7 +66,3 @@ class StackSampler(SliceSampler):
             use_gpu=use_gpu,
             only_named_keys=only_named_keys,
         )
-
-    def _shape(self, batch_size: int) -> tuple[int, int]:
-        assert self.slice_len is not None
-        return batch_size, self.slice_len

@@ -10,7 +10,7 @@ from interop.host import markers
 from interop.host.markers import Markers, RecentItems
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
-from interop.samplers.drawing import stored
+from interop.samplers.slot_draws import stored
 from interop.storages import Storage
 
 
@@ -34,6 +34,10 @@ class StoredTrajectories:
         self._now = 0  # rows read; the row of time t is t % capacity
         self._recent = RecentItems()
         self._layout: Any = None  # of the items at the last update: other entries may mark trajectories
+
+    def anew(self) -> "StoredTrajectories":
+        """An index of the same keys that has read nothing."""
+        return StoredTrajectories(BoundaryKeys(self.keys.keys))
 
     def of(self, storage: Storage) -> Trajectories:
         """The index, up to date. The lock of the storage is held.
@@ -174,6 +178,7 @@ class GivenTrajectories:
     version = 1
 
     def __init__(self, ends: Any, trajectories: Any) -> None:
+        self._given = ends, trajectories
         column = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
         if (ends is not None and trajectories is not None) or column.ndim != 1 or not column.numel():
             raise RuntimeError(f"give one of ends and trajectories, of shape [items], got shape {list(column.shape)}")
@@ -185,6 +190,10 @@ class GivenTrajectories:
         self.index = Trajectories(len(last), 1, start)
         self.index.written(np.roll(last, 1 - start)[:, None])
         self._written: tuple[int, int] | None = None  # rows written, and cursor, at the first use
+
+    def anew(self) -> "GivenTrajectories":
+        """The same index, for a storage that was not read yet."""
+        return GivenTrajectories(*self._given)
 
     def of(self, storage: Storage) -> Trajectories:
         """The index. RuntimeError for another number of items, and where rows were written since the first call."""

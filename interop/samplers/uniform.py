@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.memory_plan import Share
 from interop.data import bridge, randomness
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
-from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
+from interop.samplers.drawing import DrawingSampler
 from interop.samplers.shares import ShardContents
+from interop.samplers.slot_draws import SlotDraws, rows_on_device, stored
 from interop.shared.processes import may_use_jax
 from interop.storages import Storage, TensorStorage
 
@@ -21,18 +21,15 @@ _STATELESS = jax.tree.structure(())
 _FEW = 2048  # draws for which scaled floats take less time than bounded integers
 
 
-class RandomSampler(DrawingSampler):
-    """Uniform draws with replacement over all stored items. O(batch)."""
+class UniformDraws(SlotDraws):
+    """Draws each stored item equally often, with replacement."""
 
     rule = fbuf.Uniform()
 
-    def __init__(self) -> None:
-        """It has no arguments."""
-
-    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
+    def slots(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         return self._drawn(storage, batch_size, key)[0], {}
 
-    def draw_slots(
+    def read(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
     ) -> tuple[torch.Tensor, dict[Any, Any], list[torch.Tensor]]:
         slots, leaves = self._drawn(storage, batch_size, key, rows_on_device(storage))
@@ -57,11 +54,17 @@ class RandomSampler(DrawingSampler):
         [slots, *found] = bridge.crossing(place).take([at, *leaves])
         return slots.to(torch.int64), found
 
-    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
-        return []
-
     def share(self, storage: Storage, batch_size: int) -> ShardContents:
         return ShardContents(len(storage), float(len(storage)))
+
+
+class RandomSampler(DrawingSampler):
+    """Uniform draws with replacement over all stored items. O(batch)."""
+
+    _draws = UniformDraws()  # it has no state
+
+    def __init__(self) -> None:
+        """It has no arguments."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -167,10 +167,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._files is None or not shares or shares[0].shape is None:
             return shares
         size = KeptValues.size(math.prod(shares[0].shape[: self.ndim]))
-        samplers = [buffer.sampler for buffer in self.followers.buffers()]
-        if any(sampler.KEPT for sampler in samplers):
+        values = [buffer.sampler.item_values for buffer in self.followers.buffers()]
+        if any(each.are_priorities for each in values):
             shares.append(self._files.plan_of(PRIORITIES, size))
-        if any(sampler.keeps_uses for sampler in samplers):
+        if any(each.are_uses for each in values):
             shares.append(self._files.plan_of(USES, size))
         return shares
 

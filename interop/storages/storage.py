@@ -221,7 +221,7 @@ class Storage(Component, Seeded):
     def attach(self, buffer: Follower) -> None:
         """Call `buffer.mark_update(index)` at each write through any buffer. Does not keep the buffer alive."""
         self.followers.attach(buffer)
-        follows = any(each.sampler.follows_writes for each in self.followers.buffers())
+        follows = any(each.sampler.hooks.follows_writes for each in self.followers.buffers())
         self.followers.is_watching = self.contents.tracks_writes and follows
 
     def detach(self, buffer: Follower) -> None:

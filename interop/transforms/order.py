@@ -138,7 +138,7 @@ def _slices(sampler: "Sampler", info: dict[Any, Any], count: int) -> tuple[Tenso
         padding = ~mask.reshape(-1).cpu()
     begins = torch.zeros(count, dtype=torch.bool, device="cpu")
     begins[:1] = True
-    lengths = sampler.slice_lengths()
+    lengths = sampler.draws.slice_lengths()
     ends = info.get(getattr(sampler, "truncated_key", None))
     if lengths is not None and lengths.sum() == count:
         begins[torch.from_numpy(lengths.cumsum() - lengths)] = True

@@ -148,7 +148,7 @@ class RoundRobinWriter(Writer):
         with storage.lock.held():
             storage.guard.refuse_forked_child()
             for buffer in storage.followers.buffers():
-                buffer.sampler.refuse_forked_child()
+                buffer.sampler.item_values.refuse_forked_child()
             rows: Any = as_int(index)
             if rows is None:
                 rows = as_tensor(index).cpu()
@@ -173,8 +173,9 @@ class RoundRobinWriter(Writer):
                     buffer.mark_update(slots)
                 return slots
 
-            samplers = [buffer.sampler for buffer in storage.followers.buffers() if buffer.sampler.sees_writes]
-            return all_or_nothing(storage, [storage, self, *samplers], write)
+            samplers = (buffer.sampler for buffer in storage.followers.buffers())
+            values = [sampler.item_values for sampler in samplers if sampler.hooks.sees_writes]
+            return all_or_nothing(storage, [storage, self, *values], write)
 
     def generations_of(self, index: Any) -> Tensor:
         if not self.tracks_generations:

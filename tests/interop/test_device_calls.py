@@ -26,7 +26,7 @@ from interop import (
 from interop.data.tensordicts import of_entries
 from interop.engine.places import heap
 from interop.host import compiled, device_writes
-from interop.samplers import prioritized
+from interop.samplers import item_priorities
 
 CAPACITY, BATCH = 1024, 256
 
@@ -54,7 +54,7 @@ class Operations(TorchDispatchMode):
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers take the path of a device."""
     monkeypatch.setattr(heap, "rows_in_jax", lambda device: True)
-    monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(item_priorities, "is_accelerator", lambda device: True)
     monkeypatch.setattr("interop.data.bridge.hand_over", handed_over)
 
 
@@ -235,7 +235,7 @@ def test_rows_and_priorities_may_be_in_different_places(rows_there: bool, monkey
     results = []
     for is_mixed in (False, True):
         monkeypatch.setattr(heap, "rows_in_jax", lambda device, held=is_mixed and rows_there: held)
-        monkeypatch.setattr(prioritized, "is_accelerator", lambda device, held=is_mixed and not rows_there: held)
+        monkeypatch.setattr(item_priorities, "is_accelerator", lambda device, held=is_mixed and not rows_there: held)
         torch.manual_seed(0)
         rb, _given, calls = made(with_error=True)
         for _ in range(3):

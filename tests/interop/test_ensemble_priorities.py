@@ -70,7 +70,7 @@ def test_priorities_follow_the_sample(data):
     parts, each = ensemble.sampler.num_buffer_sampled, 3  # each other number would be compiled anew
     sample, info = ensemble.sample(parts * each, return_info=True)
     new = torch.rand(parts, each) + 0.1
-    wanted = [priorities(buffer).clone() if buffer.sampler.takes_priorities else None for buffer in members]
+    wanted = [priorities(buffer).clone() if buffer.sampler.hooks.takes_priorities else None for buffer in members]
     for part in range(parts):
         for item in range(each):
             held = wanted[int(sample["index", "buffer_ids"][part, item])]

@@ -68,6 +68,7 @@ STEPS = st.lists(
 @given(STEPS, st.booleans(), st.booleans())
 def test_an_epoch_returns_each_position_once(steps, shuffle, drop_last):
     epoch, model, keys, length = Epoch(shuffle, drop_last), Model(drop_last), itertools.count(), 9
+    names = []  # the keys of the requests
     for step, number in steps:
         chosen = list(model.reserved)[number % len(model.reserved)] if model.reserved else None
         if step == "length":
@@ -79,14 +80,16 @@ def test_an_epoch_returns_each_position_once(steps, shuffle, drop_last):
                 continue
             taken = model.took(number, length, epoch.take(number, length, key(next(keys))).tolist())
             if step == "reserve":
-                model.reserved[epoch.reserve()] = taken
+                names.append(key(len(names)))
+                epoch.reserve(names[-1])
+                model.reserved[len(names) - 1] = taken
                 model.ran_out = taken[1]
         elif step == "commit" and chosen is not None:
-            epoch.commit(chosen)
+            epoch.commit(names[chosen])
             del model.reserved[chosen]
             model.ran_out = model.over and not model.reserved
         elif step == "release" and chosen is not None:
-            epoch.release(chosen)
+            epoch.release(names[chosen])
             model.release(chosen)
         elif step == "restart":
             epoch.restart()
@@ -100,7 +103,7 @@ def test_an_epoch_returns_each_position_once(steps, shuffle, drop_last):
                 epoch = Epoch(shuffle, drop_last)
                 epoch.with_state(before.state())
             for each in held[::-1]:
-                assert before.is_reserved(each) and not epoch.is_reserved(each)
+                assert before.is_reserved(names[each]) and not epoch.is_reserved(names[each])
                 model.release(each)
             np.testing.assert_array_equal(epoch.state().left(), before.state().left())
         assert (epoch.over, epoch.ran_out, epoch.length) == (model.over, model.ran_out, model.length)
@@ -118,7 +121,8 @@ def test_what_is_released_in_reverse_is_as_if_it_had_not_been_taken(shuffle):
     reserved = []
     for turn in range(6):  # over the end of the epoch
         epochs[0].take(9, 50, key(turn))
-        reserved.append(epochs[0].reserve())
+        reserved.append(key(turn))
+        epochs[0].reserve(reserved[-1])
     for taken in reserved[::-1]:
         epochs[0].release(taken)
     for turn in range(20):
@@ -158,13 +162,15 @@ def test_takes_that_are_released_over_the_end_of_an_epoch_leave_its_order():
     """The order in which positions are left after a release, which is not theirs, comes back."""
     epoch = Epoch(shuffle=False, drop_last=True)
     epoch.take(1, 9)
-    first = epoch.reserve()
+    first = key(0)
+    epoch.reserve(first)
     epoch.take(1, 9)
     epoch.release(first)  # 1 is taken, 0 is not
     reserved = []
     for count in (5, 0):  # the second begins an epoch
         epoch.take(count, 9)
-        reserved.append(epoch.reserve())
+        reserved.append(key(count))
+        epoch.reserve(reserved[-1])
     for taken in reserved[::-1]:
         epoch.release(taken)
     assert sorted(epoch.state().left()) == [0, *range(2, 9)]

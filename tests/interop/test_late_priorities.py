@@ -9,12 +9,12 @@ from interop import (
     PrioritizedReplayBuffer,
     PrioritizedSampler,
 )
-from interop.samplers import prioritized
+from interop.samplers import item_priorities
 
 
 @pytest.fixture(autouse=True)
 def _is_on_an_accelerator(monkeypatch):
-    monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(item_priorities, "is_accelerator", lambda device: True)
 
 
 def filled(count: int = 10, **more) -> PrioritizedReplayBuffer:

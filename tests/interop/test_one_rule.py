@@ -233,7 +233,7 @@ def test_stacks_and_sums_of_slices_that_a_buffer_draws(layout: Layout, marks: st
                 rb.extend(piece.data)
             found = rb.sample()
             mask = found.get(("collector", "mask"), torch.ones(len(found), dtype=torch.bool))
-            lengths = sampler.slice_lengths().tolist()
+            lengths = sampler.draws.slice_lengths().tolist()
             for drawn, kept in zip(found.split(lengths), mask.split(lengths), strict=True):
                 if not kept.any():
                     continue  # padding that was stored

@@ -138,7 +138,7 @@ def test_priorities(sampler) -> None:
     plan = buffer.plan(steps())
     buffer.extend(steps())
     assert plan.by_part["sampler"] == nbytes(
-        [*jax.tree.leaves(sampler.functional_state.tree), sampler._priorities._given]
+        [*jax.tree.leaves(sampler.functional_state.tree), sampler.item_values._priorities._given]
     )
     assert buffer.plan().by_key == plan.by_key
     assert bool(plan.unknown) == isinstance(sampler, SliceSampler)

@@ -100,7 +100,7 @@ def filled(sampler: Any, prefetch: int | None, seed: int = 0) -> TensorDictRepla
     buffer.extend(
         TensorDict({"id": ids, "episode": ids // 6, "prompt_id": ids // 4, "policy_version": ids // 6}, [ROWS])
     )
-    if sampler.takes_priorities:
+    if sampler.hooks.takes_priorities:
         buffer.update_priority(ids, 0.1 + (ids % 7).float())
     return buffer
 

@@ -44,7 +44,7 @@ def made() -> dict[str, Any]:
         buffer = joined(cell, 0)
         go_on(buffer, cell, 0, 6)
         if name.endswith("WithoutReplacement"):
-            buffer.sampler.reserve(buffer.storage, 4, randomness.key(None))
+            buffer.sampler.draws.reserve(buffer.storage, 4, randomness.key(None))
         found[name] = buffer.sampler
         found["RoundRobinWriter"] = buffer.writer
         found[f"buffer of {name}"] = buffer

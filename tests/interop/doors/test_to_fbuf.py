@@ -67,7 +67,7 @@ def after(sampler, history="overwritten", kind="lazy", lanes=(), folder=None, **
     buffer = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS[sampler](items), **choices)
     for count in HISTORIES[history]:
         buffer.extend(model.write_some(count, 0.2))
-        if buffer.sampler.takes_priorities:
+        if buffer.sampler.hooks.takes_priorities:
             slots = torch.randperm(len(buffer))[:4]
             index = slots if not lanes else torch.stack(torch.unravel_index(slots, storage.shape), -1)
             buffer.update_priority(index, torch.rand(4) * 5)
@@ -96,7 +96,7 @@ def check_same(buffer, state):
         (("next", "done"), state.items["next"]["done"]),
     ):
         np.testing.assert_array_equal(leaf[:filled], held[key].numpy())
-    if buffer.sampler.takes_priorities:
+    if buffer.sampler.hooks.takes_priorities:
         of_items = state.sampler.starts if isinstance(state.sampler, fbuf.SlicesState) else state.sampler
         known = buffer.sampler.priorities.numpy()
         np.testing.assert_array_equal(of_items.priorities[: known.size], known)
@@ -190,7 +190,7 @@ LAWS += [slow(sampler, "overwritten", (2,)) for sampler in SLICING if "without" 
 @pytest.mark.parametrize(("sampler", "history", "lanes"), LAWS)
 def test_slices_come_as_often_as_those_of_the_torch_side(sampler, history, lanes):
     torch_side, model = after(sampler, history, lanes=lanes)
-    if torch_side.sampler.takes_priorities:
+    if torch_side.sampler.hooks.takes_priorities:
         count = len(torch_side)
         index = torch.arange(count)
         index = index if not lanes else torch.stack(torch.unravel_index(index, torch_side.storage.shape), -1)

@@ -51,13 +51,13 @@ class Filled:
         """Items in trajectories of three, the last of which may go on in the next write."""
         numbers, lengths = np.arange(start, start + count), [3] * (count // 3)
         priority = priorities_of(count, start)
-        more = {"priority": torch.from_numpy(priority)} if shard.buffer.sampler.takes_priorities else {}
+        more = {"priority": torch.from_numpy(priority)} if shard.buffer.sampler.hooks.takes_priorities else {}
         index = shard.call("extend", (rows(numbers, lengths, **more),)).numpy()
         self.numbers[index], self.priorities[index] = numbers, priority
         self.ends[index] = np.isin(np.arange(count), np.cumsum(lengths) - 1)
 
     def update(self, shard: Any, slots: np.ndarray, seed: int) -> None:
-        if slots.size and shard.buffer.sampler.takes_priorities:
+        if slots.size and shard.buffer.sampler.hooks.takes_priorities:
             priority = priorities_of(len(slots), seed + shard.number)
             shard.call("update_priority", (torch.from_numpy(slots), torch.from_numpy(priority)))
             self.priorities[slots + shard.number * CAPACITY] = priority

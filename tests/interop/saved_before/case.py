@@ -143,7 +143,7 @@ def drawn(buffer: ReplayBuffer, name: str, turn: int) -> Seen:
     except (RuntimeError, KeyError) as error:  # nothing is left to be drawn
         return {f"{name}/error": [type(error).__name__, ""]}
     seen = flat({"batch": batch, "info": dict(info)}, name)
-    if any(member.sampler.takes_priorities for member in members_of(buffer)):
+    if any(member.sampler.hooks.takes_priorities for member in members_of(buffer)):
         index = info["index"]
         count = len(index[0]) if isinstance(index, tuple) else index.numel() if torch.is_tensor(index) else 0
         if isinstance(buffer, ReplayBufferEnsemble):

@@ -67,5 +67,5 @@ def standing(buffer: Any) -> tuple[Any, ...]:
     sampler = buffer.sampler
     if not hasattr(sampler, "priorities"):
         return rows, buffer.writer.cursor, buffer.write_count
-    sampler.take_over(buffer.storage)
+    sampler.item_values.take_over(buffer.storage)
     return rows, buffer.writer.cursor, buffer.write_count, sampler.priorities.tolist(), sampler.default_priority

@@ -1,0 +1,117 @@
+"""A batch that is not returned yet: its requests, and the generators of their keys."""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fbuf.tasks import Task
+from interop.buffers.request import Request
+from interop.host.threads import came_from_a_signal
+
+
+class RequestedBatch:
+    """A batch that is not returned yet. Its draws from epochs and generators can be undone.
+
+    Attributes:
+        requests: one for each part of the batch.
+        closed: whether all was drawn that is drawn ahead.
+        awaited: the call that waits for the batch, if one does.
+        dropped: whether it was undone.
+        returned: whether it counts as drawn.
+        task: the making of the batch.
+        make: makes the batch.
+    """
+
+    __slots__ = (
+        "_after",
+        "_before",
+        "_settings",
+        "awaited",
+        "closed",
+        "dropped",
+        "make",
+        "requests",
+        "returned",
+        "task",
+    )
+
+    awaited: object
+    task: Task
+    make: Callable[[], Any]
+
+    def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
+        """Begin with keys from these generators; None for torch's global one."""
+        self.requests: list[Request] = []
+        self.closed = self.dropped = self.returned = False
+        self.awaited = None
+        used = [torch.default_generator if generator is None else generator for generator in generators]
+        self._before = [(generator, generator.get_state()) for generator in used]
+
+    def close(self, make: Callable[[], Any], settings: tuple[Any, ...]) -> None:
+        """All keys were made; `make` makes the batch, and the samplers have these settings."""
+        self._after = [generator.get_state() for generator, _ in self._before]
+        self.task = Task()
+        self.make = make
+        self._settings = settings
+        self.closed = True
+
+    def has(self, settings: tuple[Any, ...]) -> bool:
+        """Whether the samplers had these settings."""
+        own = self._settings
+        return len(own) == len(settings) and all(map(operator.is_, own, settings))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its batch can be returned."""
+        return not self.dropped and all(request.is_current for request in self.requests)
+
+    def can_be_read(self, request: Request) -> bool:
+        """Whether it was neither dropped nor made stale by a write. The lock of the storage of the request is held."""
+        if not self.dropped and request.is_in_epoch:
+            request.draws.catch_up(request.storage)
+        return self.is_current
+
+    def commit(self) -> None:
+        """Count it as returned. It may be called again after an interrupt."""
+        self.returned = True
+        for request in self.requests:
+            request.commit()
+
+    def settle(self, error: BaseException) -> None:
+        """After an error or an interrupt: count it as returned if that was begun, else undo it."""
+        if self.returned:
+            self.commit()
+        else:
+            self.abandon(came_from_a_signal(error))
+
+    def abandon(self, interrupted: bool) -> None:
+        """Undo a batch that is not closed, and restore the generators."""
+        for request in reversed(self.requests):
+            request.abandon(interrupted)
+        for generator, before in self._before:
+            generator.set_state(before)
+
+    def drop(self) -> None:
+        """Undo its draws: their items remain in the epoch. It may be called again after an interrupt.
+
+        Restores each generator that was not used since, but never torch's global one.
+        """
+        self.dropped = True
+        if not self.closed:
+            self.abandon(interrupted=True)
+            return
+        for request in reversed(self.requests):
+            request.release()
+        self.restore_generators()
+
+    def restore_generators(self) -> None:
+        """Restore each generator that was not used since, but never torch's global one."""
+        if not self.closed:
+            for generator, before in self._before:
+                generator.set_state(before)
+            return
+        for (generator, before), after in zip(self._before, self._after, strict=True):
+            if generator is not torch.default_generator and torch.equal(generator.get_state(), after):
+                generator.set_state(before)

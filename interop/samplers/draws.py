@@ -1,0 +1,101 @@
+"""What buffers ask of a sampler in order to draw batches."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from fbuf import free_memory
+from fbuf.memory_plan import Share
+from interop.data.pytrees import each_leaf
+from interop.host.epochs import Epoch
+from interop.samplers.shares import ShardContents
+from interop.storages import Storage
+from interop.storages.all_or_nothing import Undoable
+
+
+class Draws(ABC):
+    """The draws of one sampler, with all that decides the next one. The lock of the storage is held in each call.
+
+    A draw is determined by the key, the stored items and the state of this object. A draw for a request,
+    whose batch is returned later, is reserved if it changes this state.
+    """
+
+    reads_to_reserve = True  # whether `reserve` reads stored items, so that the lock of the storage must be held
+    errors_count = False  # whether a draw that raises an error counts, as far as it came: in classes of users
+
+    @abstractmethod
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        """An index into the storage, and the info of the batch. See `Sampler.draw`."""
+
+    def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, Any] | None:
+        """Draw for a request; None if the key and the stored items alone determine the draw.
+
+        The index and the info, which the next draw does not change; flat slots in the place of the index where there is an
+        epoch, in which the draw is reserved under the key.
+        """
+        index, info = self.draw(storage, batch_size, key)
+        return each_leaf(index, _copied), each_leaf(info, _copied)
+
+    @property
+    def of_requests(self) -> Epoch | None:
+        """The epoch in which requests are reserved; None for draws without one."""
+        return None
+
+    @property
+    def undoable(self) -> Undoable | None:
+        """What the next draw changes beside the epoch; None for nothing."""
+        return None
+
+    def let_go(self) -> None:
+        """Release the locks that this thread holds: after an interrupt."""
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The parameters on which draws depend and which a user may set. Batches drawn ahead with others are drawn again."""
+        return ()
+
+    @property
+    def has_more(self) -> bool | None:
+        """Whether another batch may be reserved, which no request past the end of an epoch may.
+
+        None where `ran_out` of the sampler says so.
+        """
+        return None
+
+    def catch_up(self, storage: Storage) -> None:
+        """Begin an epoch if a write ended the last one, whose requests are stale."""
+
+    def slice_lengths(self) -> np.ndarray | None:
+        """How many items each slice of the last draw has in the batch, padding included, int64 [slices].
+
+        None for single items.
+        """
+        return None
+
+    def check_batch_size(self, batch_size: int | None) -> None:
+        """ValueError for a batch size that cannot be drawn; None means that each call has its own size."""
+
+    def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
+        """The share of a storage in batches of this size over several buffers; None if these cannot be drawn."""
+        return None
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
+        """The memory that draws from a storage of `capacity` items need, for a plan."""
+        return []
+
+    def clear(self) -> None:
+        """Start over: the buffer was emptied."""
+
+
+def host_share(key: str, size: int | None) -> Share:
+    """At most `size` bytes of host memory in a plan; None if unknown."""
+    return Share("sampler", key, free_memory.HOST, size, counts="always" if size is None else "at most")
+
+
+def _copied(leaf: object) -> object:
+    if isinstance(leaf, Tensor) or is_tensor_collection(leaf):
+        return leaf.clone()  # type: ignore[attr-defined]  # also of a tensordict
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

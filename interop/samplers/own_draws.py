@@ -1,0 +1,113 @@
+"""Draws of a sampler whose class defines `draw` or `sample` itself."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fbuf.memory_plan import Share
+from interop.checkpoint.state import defined_outside
+from interop.data.arguments import class_of
+from interop.data.index import as_tensor
+from interop.samplers.draws import Draws, host_share
+from interop.storages import Storage
+from interop.storages.all_or_nothing import Undoable
+
+
+class OwnSampler(Protocol):
+    """A sampler of a user's, or one of the library that draws by its own methods."""
+
+    @property
+    def buffer_generator(self) -> torch.Generator | None: ...
+    @buffer_generator.setter
+    def buffer_generator(self, generator: torch.Generator | None) -> None: ...
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]: ...
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]: ...
+
+
+class OwnDraws(Draws):
+    """Calls `draw`, or `sample` with a generator seeded with the key. The results are copied where they are reserved.
+
+    Args:
+        sampler: what draws.
+        by_key: whether by `draw`.
+        changes: another number after each `parameters_changed`.
+        inherited: the draws of the class of the library of which it inherits; None if there is none.
+        undoable: the attributes of the sampler, which a draw may change.
+    """
+
+    def __init__(
+        self, sampler: OwnSampler, by_key: bool, changes: int, inherited: Draws | None, undoable: Undoable
+    ) -> None:
+        self._sampler = sampler
+        self._by_key = by_key
+        self._changes = changes
+        self._inherited = inherited
+        self._undoable = undoable
+
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        sampler = self._sampler
+        if self._by_key:
+            drawn: Any = sampler.draw(storage, batch_size, key)
+        else:
+            drawn = sampled_by_key(sampler, storage, batch_size, key)
+        if not (isinstance(drawn, tuple) and len(drawn) == 2 and hasattr(drawn[1], "items")):
+            name = f"{class_of(sampler)}.{'draw' if self._by_key else 'sample'}()"
+            raise TypeError(f"{name} must return (index, info), of which info is a dict, got {drawn!r:.200}")
+        index, info = drawn
+        return as_tensor(index) if isinstance(index, list | range) else index, info
+
+    @property
+    def errors_count(self) -> bool:  # type: ignore[override]  # a class attribute of other draws
+        return defined_outside(self._sampler, "draw") or defined_outside(self._sampler, "sample")
+
+    @property
+    def undoable(self) -> Undoable | None:
+        return self._undoable
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        return (self._changes, *(() if self._inherited is None else self._inherited.settings))
+
+    def let_go(self) -> None:
+        if self._inherited is not None:
+            self._inherited.let_go()
+
+    def slice_lengths(self) -> np.ndarray | None:
+        return None if self._inherited is None else self._inherited.slice_lengths()
+
+    def check_batch_size(self, batch_size: int | None) -> None:
+        refuse_no_batch_size(batch_size, getattr(self._sampler, "drop_last", False))
+        if self._inherited is not None:
+            self._inherited.check_batch_size(batch_size)
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
+        if self._inherited is not None:
+            return self._inherited.memory_shares(storage, capacity)
+        return [host_share(f"of a {type(self._sampler).__name__}", None)]
+
+
+def sampled_by_key(
+    sampler: OwnSampler, storage: Storage, batch_size: int, key: np.ndarray
+) -> tuple[Any, dict[Any, Any]]:
+    """The result of `sample` while sampler and storage have generators seeded with the key."""
+    every: list[OwnSampler | Storage] = [sampler, storage]  # `random_index` of the storage draws, too
+    before = [component.buffer_generator for component in every]
+    seed = int(key.view(np.int64)[0])
+    generators = dict[torch.device, torch.Generator]()
+    try:
+        for component, own in zip(every, before, strict=True):
+            device = torch.device("cpu") if own is None else own.device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            component.buffer_generator = generators[device]
+        return sampler.sample(storage, batch_size)
+    finally:
+        for component, generator in zip(every, before, strict=True):
+            component.buffer_generator = generator
+
+
+def refuse_no_batch_size(batch_size: int | None, drop_last: bool) -> None:
+    """ValueError for batches of several sizes, of which none is to be shorter than asked for."""
+    if batch_size is None and drop_last:
+        raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")

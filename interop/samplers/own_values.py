@@ -1,0 +1,68 @@
+"""The values of items in a sampler of a user's class: its attributes, and what its `mark_update` makes of items."""
+
+from typing import Any, Protocol
+
+import torch
+
+from fbuf.memory_plan import Share
+from interop.checkpoint.state import defined_outside
+from interop.samplers.item_values import ItemValues
+from interop.storages import Storage
+
+
+class MarkedSampler(Protocol):
+    """A sampler that follows writes."""
+
+    def mark_update(self, index: object, *, storage: Storage | None = None) -> None: ...
+
+
+class OwnValues(ItemValues):
+    """What a user's class keeps in its attributes, beside the values of the class of the library of which it inherits.
+
+    An interrupted write puts the attributes back, not what has changed in them.
+    """
+
+    def __init__(self, sampler: MarkedSampler, inherited: ItemValues) -> None:
+        self._sampler = sampler
+        self._inherited = inherited
+        self.are_priorities = inherited.are_priorities
+        self.are_uses = inherited.are_uses
+
+    def take_over(self, storage: Storage) -> None:
+        if len(storage) and not self._inherited.marks_new_items and defined_outside(self._sampler, "mark_update"):
+            slots = torch.arange(len(storage), device="cpu")
+            index = slots if storage.ndim == 1 else torch.stack(torch.unravel_index(slots, storage.shape or ()), -1)
+            self._sampler.mark_update(index, storage=storage)
+        self._inherited.take_over(storage)
+
+    def reloaded(self, storage: Storage) -> None:
+        self._inherited.reloaded(storage)
+
+    def checked(self, priority: object) -> object:
+        return self._inherited.checked(priority)
+
+    def checks_later(self, priority: object) -> bool:
+        return self._inherited.checks_later(priority)
+
+    def raise_deferred(self) -> None:
+        self._inherited.raise_deferred()
+
+    @property
+    def highest(self) -> float | None:
+        return self._inherited.highest
+
+    def refuse_forked_child(self) -> None:
+        self._inherited.refuse_forked_child()
+
+    def before_write(self) -> dict[str, Any]:
+        return {"attributes": vars(self._sampler).copy(), "inherited": self._inherited.before_write()}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        vars(self._sampler).update(before["attributes"])
+        self._inherited.put_back(before["inherited"])
+
+    def let_go(self) -> None:
+        self._inherited.let_go()
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
+        return self._inherited.memory_shares(storage, capacity)
