@@ -269,10 +269,8 @@ class _Dump:
 
     def _storage(self, like: TensorStorage | None, ring: "_Ring | None") -> TensorStorage:
         """A storage whose rows are the files."""
-        fields, known = (
-            self._fields("storage", "storage_metadata.json"),
-            None if like is None else like.table.fixed_layout,
-        )
+        fields = self._fields("storage", "storage_metadata.json")
+        known = None if like is None else like.table.fixed_layout
         if fields.flag("is_pytree"):
             files = self._pytree(fields.fields("metadata"), fields.any("metadata"), known)
         else:

@@ -139,11 +139,12 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 
     SAVES = "the members of a StorageEnsemble"
 
-    def _held(self, storage: HasMembers) -> contextlib.AbstractContextManager[object]:  # type: ignore[override]
-        locks = contextlib.ExitStack()
-        for each in sorted({member.lock for member in storage.members}, key=id):  # in one order in all threads
-            locks.enter_context(each.held())
-        return locks
+    @contextlib.contextmanager
+    def _held(self, storage: HasMembers) -> Iterator[None]:  # type: ignore[override]
+        with contextlib.ExitStack() as locks:
+            for each in sorted({member.lock for member in storage.members}, key=id):  # in one order in all threads
+                locks.enter_context(each.held())
+            yield
 
     def _save(self, storage: HasMembers, out: Writing) -> dict[str, Any]:  # type: ignore[override]
         StorageEnsembleCheckpointer.refuse_other(storage)
