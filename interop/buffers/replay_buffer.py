@@ -18,7 +18,15 @@ import fbuf
 from fbuf.checkpoint import Writing
 from fbuf.memory_plan import Plan, Share
 from interop.buffers import checkpoints, collate, editing
-from interop.buffers.components import all_made, check_fit, example_of, first_row, made_component, shares_of
+from interop.buffers.components import (
+    all_made,
+    check_batch_size,
+    check_fit,
+    example_of,
+    first_row,
+    made_component,
+    shares_of,
+)
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
@@ -125,7 +133,7 @@ class ReplayBuffer(Sampled):
         def make() -> None:
             chain = transform if transform_factory is None else transform_factory()
             components = all_made(storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer)
-            components[1].draws.check_batch_size(self._batch_size)
+            check_batch_size(components[1], self._batch_size)
             with components[0].lock.held():
                 self._join(*components)
                 if checkpointer is not None:
@@ -308,7 +316,7 @@ class ReplayBuffer(Sampled):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler; the new one draws from the stored rows. Returns the previous one."""
         new = made_component("sampler", sampler, Sampler)
-        new.draws.check_batch_size(self._batch_size)
+        check_batch_size(new, self._batch_size)
         with locked(self):
             before = self._sampler
             finished(partial(self._exchange_sampler, new))

@@ -75,8 +75,8 @@ class Draws(ABC):
         """
         return None
 
-    def check_batch_size(self, batch_size: int | None) -> None:
-        """ValueError for a batch size that cannot be drawn; None means that each call has its own size."""
+    def check_batch_size(self, batch_size: int) -> None:
+        """ValueError for a batch size that cannot be drawn."""
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         """The share of a storage in batches of this size over several buffers; None if these cannot be drawn."""

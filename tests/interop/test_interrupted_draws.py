@@ -89,7 +89,7 @@ def test_a_forked_child_reads_priorities_and_neither_draws_nor_writes(use):
     sampler, storage = PrioritizedSampler(4, 1.0, 1.0), LazyTensorStorage(4)
     storage.set(slice(0, 4), torch.arange(4))
     sampler.mark_update(torch.arange(4), storage=storage)
-    sampler._process.renew()  # as fork does in the child, where a program would never end
+    sampler.item_values._process.renew()  # as fork does in the child, where a program would never end
     with pytest.raises(RuntimeError, match="forked"):
         use(sampler, storage)
     assert sampler.priorities.tolist() == [1.0] * 4
