@@ -35,7 +35,7 @@ from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions
-from interop.data import bridge, randomness
+from interop.data import bridge
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
@@ -47,6 +47,7 @@ from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.consuming import consuming
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
+from interop.samplers.draws import Draws
 from interop.samplers.slot_draws import SlotDraws
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
@@ -94,6 +95,7 @@ class ReplayBuffer(Sampled):
     _storage: Storage
     _sampler: Sampler
     _writer: Writer
+    _draws: Draws  # of the sampler
     _reads_slots: bool
     _extend: Callable[[Any], Tensor]  # of the writer
     _moves_slots: bool  # whether its slots are to be moved to the device of the data
@@ -202,7 +204,9 @@ class ReplayBuffer(Sampled):
         self._storage = storage
         self._sampler = sampler
         self._writer = writer
-        self._reads_slots = self._unit is None and reads_slots(storage, sampler.draws)
+        self._draws = sampler.draws
+        self._deferring = sampler.item_values if sampler.item_values.defer_errors else None
+        self._reads_slots = self._unit is None and reads_slots(storage, self._draws)
         self._moves_slots = writer.leaves_slots_on_host
         self._extend = writer.extend_on_host if self._moves_slots else writer.extend
         own = ((storage, is_undoable(storage)), (writer, writer.is_undoable))
@@ -216,6 +220,8 @@ class ReplayBuffer(Sampled):
 
     def renew(self) -> None:  # in a forked child
         self._sampler = DrawnElsewhere()
+        self._draws = self._sampler.draws
+        self._deferring = None
         self._reads_slots = False
 
     def __getattr__(self, name: str) -> Any:
@@ -563,14 +569,14 @@ class ReplayBuffer(Sampled):
         device = getattr(self._storage, "device", None)
         return {key: _moved(value, device) for key, value in info.items()} if isinstance(device, torch.device) else info
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
-        key = randomness.key(self._rng) if key is None else key
-        return [Request(0, self._sampler.draws, self._storage, batch_size, key)]
+    def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
+        return [Request(0, self._draws, self._storage, batch_size, key)]
 
     def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
         [request] = batch.requests
         if reserves:
-            request.reserve()
+            if request.draws.has_state:
+                request.reserve()
         elif not batch.can_be_read(request):
             return None
         return self.read(request)
@@ -584,17 +590,7 @@ class ReplayBuffer(Sampled):
         data, info = self._gather(request, collate_fn)
         revise = self._revision(info, request.key)
         order = Order.of(self, info["index"], info) if self._transform.count else None
-        return partial(self._complete, data, info, collate_fn, revise, order)
-
-    def _complete(
-        self,
-        data: Any,
-        info: dict[Any, Any],
-        collate_fn: Callable[[Any], Any],
-        revise: Callable[[Any], Any] | None,
-        order: Order | None,
-    ) -> tuple[Any, dict[Any, Any]]:
-        return self.completed(data, collate_fn, revise, order), info
+        return partial(self._pair, data, info, collate_fn, revise, order)
 
     def _gather(self, request: Request, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """Copies of the drawn items, and the info. The lock is held."""
@@ -912,10 +908,28 @@ class ReplayBuffer(Sampled):
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
-_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable", "_extend", "_moves_slots")
+_MADE_LATE = (
+    *_COMPONENTS,
+    "_transform",
+    "_collate_fn",
+    "_draws",
+    "_reads_slots",
+    "_undoable",
+    "_extend",
+    "_moves_slots",
+)
 _NOT_KEPT = (
     *("_making", "_stepping", "_iterating", "_readers"),
-    *("_make_components", "_known_storage", "_reads_slots", "_undoable", "_extend", "_moves_slots"),
+    *(
+        "_make_components",
+        "_known_storage",
+        "_draws",
+        "_deferring",
+        "_reads_slots",
+        "_undoable",
+        "_extend",
+        "_moves_slots",
+    ),
 )
 
 

@@ -22,6 +22,8 @@ class EpochDraws(SlotDraws):
         planned: int64 positions chosen by a plan over shards, instead of the epoch.
     """
 
+    has_state = True
+
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
         self.planned: np.ndarray | None = None

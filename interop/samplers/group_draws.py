@@ -24,6 +24,8 @@ class GroupDraws(SlotDraws):
         staleness: defines the staleness of rows; None for uniform draws.
     """
 
+    has_state = True
+
     def __init__(self, groups: ItemGroups, staleness: StalenessAwareSampler | None) -> None:
         self._groups = groups
         self._staleness = staleness

@@ -27,6 +27,7 @@ class OwnValues(ItemValues):
         self._inherited = inherited
         self.are_priorities = inherited.are_priorities
         self.are_uses = inherited.are_uses
+        self.defer_errors = inherited.defer_errors
 
     def take_over(self, storage: Storage) -> None:
         if len(storage) and not self._inherited.marks_new_items and defined_outside(self._sampler, "mark_update"):
