@@ -64,6 +64,14 @@ def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUn
         unit.check_fit(writer)
 
 
+def check_batch_size(sampler: Sampler, batch_size: int | None) -> None:
+    """ValueError for a batch size that the sampler cannot draw; None means that each call has its own size."""
+    if batch_size is not None:
+        sampler.draws.check_batch_size(batch_size)
+    elif getattr(sampler, "drop_last", False):  # of a user's class, too
+        raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
+
+
 # ------------------------------------------------------------------ memory
 
 

@@ -23,7 +23,6 @@ from interop.buffers.request import Request
 from interop.buffers.requested_batch import RequestedBatch
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, Together, described, state_for, together
-from interop.data import randomness
 from interop.data.keys import entry_at, no_priorities
 from interop.data.members import named, of_kind, picked, routed
 from interop.samplers import SamplerEnsemble
@@ -165,12 +164,16 @@ class ReplayBufferEnsemble(Sampled):
 
     # ------------------------------------------------------------------ batches
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
+    def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
+        self.sampler.item_values.raise_deferred()
+        return super()._next_batch(batch_size)
+
+    def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
         sampler = self.sampler
         size = sampler.choice.part_of(
             batch_size, (member.sampler.sampleable(member.storage) for member in self.members)
         )
-        chosen = sampler.choice.choose(randomness.key(self.generator) if key is None else key)
+        chosen = sampler.choice.choose(key)
         owners = [(place, self.members[place], own_key) for place, own_key in chosen]
         return [
             Request(place, member.sampler.draws, member.storage, size, own_key) for place, member, own_key in owners

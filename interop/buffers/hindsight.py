@@ -154,7 +154,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
+    def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
         return super()._plan(batch_size, key)

@@ -18,7 +18,15 @@ import fbuf
 from fbuf.checkpoint import Writing
 from fbuf.memory_plan import Plan
 from interop.buffers import checkpoints, collate, editing
-from interop.buffers.components import all_made, check_fit, example_of, first_row, made_component, shares_of
+from interop.buffers.components import (
+    all_made,
+    check_batch_size,
+    check_fit,
+    example_of,
+    first_row,
+    made_component,
+    shares_of,
+)
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
@@ -27,7 +35,7 @@ from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
-from interop.data import randomness, staging
+from interop.data import staging
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
@@ -39,6 +47,7 @@ from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.consuming import consuming
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
+from interop.samplers.draws import Draws
 from interop.samplers.slot_draws import SlotDraws
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
@@ -86,6 +95,7 @@ class ReplayBuffer(Sampled):
     _storage: Storage
     _sampler: Sampler
     _writer: Writer
+    _draws: Draws  # of the sampler
     _reads_slots: bool
     _extend: Callable[[Any], Tensor]  # of the writer
     _moves_slots: bool  # whether its slots are to be moved to the device of the data
@@ -125,7 +135,7 @@ class ReplayBuffer(Sampled):
         def make() -> None:
             chain = transform if transform_factory is None else transform_factory()
             components = all_made(storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer)
-            components[1].draws.check_batch_size(self._batch_size)
+            check_batch_size(components[1], self._batch_size)
             with components[0].lock.held():
                 self._join(*components)
                 if checkpointer is not None:
@@ -194,7 +204,9 @@ class ReplayBuffer(Sampled):
         self._storage = storage
         self._sampler = sampler
         self._writer = writer
-        self._reads_slots = self._unit is None and reads_slots(storage, sampler.draws)
+        self._draws = sampler.draws
+        self._deferring = sampler.item_values if sampler.item_values.defer_errors else None
+        self._reads_slots = self._unit is None and reads_slots(storage, self._draws)
         self._moves_slots = writer.leaves_slots_on_host
         self._extend = writer.extend_on_host if self._moves_slots else writer.extend
         own = ((storage, is_undoable(storage)), (writer, writer.is_undoable))
@@ -209,6 +221,8 @@ class ReplayBuffer(Sampled):
 
     def renew(self) -> None:  # in a forked child
         self._sampler = DrawnElsewhere()
+        self._draws = self._sampler.draws
+        self._deferring = None
         self._reads_slots = False
 
     def __getattr__(self, name: str) -> Any:
@@ -309,7 +323,7 @@ class ReplayBuffer(Sampled):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler; the new one draws from the stored rows. Returns the previous one."""
         new = made_component("sampler", sampler, Sampler)
-        new.draws.check_batch_size(self._batch_size)
+        check_batch_size(new, self._batch_size)
         with locked(self):
             before = self._sampler
             finished(partial(self._exchange_sampler, new))
@@ -554,14 +568,14 @@ class ReplayBuffer(Sampled):
         device = getattr(self._storage, "device", None)
         return {key: _moved(value, device) for key, value in info.items()} if isinstance(device, torch.device) else info
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
-        key = randomness.key(self._rng) if key is None else key
-        return [Request(0, self._sampler.draws, self._storage, batch_size, key)]
+    def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
+        return [Request(0, self._draws, self._storage, batch_size, key)]
 
     def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
         [request] = batch.requests
         if reserves:
-            request.reserve()
+            if request.draws.has_state:
+                request.reserve()
         elif not batch.can_be_read(request):
             return None
         return self.read(request)
@@ -575,17 +589,7 @@ class ReplayBuffer(Sampled):
         data, info = self._gather(request, collate_fn)
         revise = self._revision(info, request.key)
         order = Order.of(self, info["index"], info) if self._transform.count else None
-        return partial(self._complete, data, info, collate_fn, revise, order)
-
-    def _complete(
-        self,
-        data: Any,
-        info: dict[Any, Any],
-        collate_fn: Callable[[Any], Any],
-        revise: Callable[[Any], Any] | None,
-        order: Order | None,
-    ) -> tuple[Any, dict[Any, Any]]:
-        return self.completed(data, collate_fn, revise, order), info
+        return partial(self._pair, data, info, collate_fn, revise, order)
 
     def _gather(self, request: Request, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """Copies of the drawn items, and the info. The lock is held."""
@@ -890,10 +894,28 @@ class ReplayBuffer(Sampled):
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
-_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots", "_undoable", "_extend", "_moves_slots")
+_MADE_LATE = (
+    *_COMPONENTS,
+    "_transform",
+    "_collate_fn",
+    "_draws",
+    "_reads_slots",
+    "_undoable",
+    "_extend",
+    "_moves_slots",
+)
 _NOT_KEPT = (
     *("_making", "_stepping", "_iterating", "_readers"),
-    *("_make_components", "_known_storage", "_reads_slots", "_undoable", "_extend", "_moves_slots"),
+    *(
+        "_make_components",
+        "_known_storage",
+        "_draws",
+        "_deferring",
+        "_reads_slots",
+        "_undoable",
+        "_extend",
+        "_moves_slots",
+    ),
 )
 
 

@@ -65,7 +65,7 @@ class RequestedBatch:
     @property
     def is_current(self) -> bool:
         """Whether its batch can be returned."""
-        return not self.dropped and all(request.is_current for request in self.requests)
+        return not self.dropped and all(request.drawn is None or request.is_current for request in self.requests)
 
     def can_be_read(self, request: Request) -> bool:
         """Whether it was neither dropped nor made stale by a write. The lock of the storage of the request is held."""
@@ -77,7 +77,8 @@ class RequestedBatch:
         """Count it as returned. It may be called again after an interrupt."""
         self.returned = True
         for request in self.requests:
-            request.commit()
+            if request.drawn is not None:
+                request.commit()
 
     def settle(self, error: BaseException) -> None:
         """After an error or an interrupt: count it as returned if that was begun, else undo it."""

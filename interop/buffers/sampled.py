@@ -21,10 +21,12 @@ from interop.buffers.request import Request
 from interop.buffers.requested_batch import RequestedBatch
 from interop.checkpoint.other_folders import refuse_other_folder
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
+from interop.data import randomness
 from interop.data.arguments import whole
 from interop.engine.guard import replaced
 from interop.host.threads import Lock, came_from_a_signal, finished
 from interop.samplers import Sampler
+from interop.samplers.item_values import ItemValues
 from interop.samplers.slot_draws import SlotDraws
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose
@@ -47,6 +49,7 @@ class Sampled(Component):
 
     _transform: Compose
     _collate_fn: Callable[[Any], Any]
+    _deferring: ItemValues | None = None  # of the sampler, if errors of its updates may come later
     _latest_checkpoint: Path | None = None  # the next one may share its files
 
     def __init__(
@@ -82,8 +85,8 @@ class Sampled(Component):
         """Draws the items."""
         raise NotImplementedError
 
-    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Request]:
-        """The requests of a batch, one for each part. Without `key` a key is drawn from the generator."""
+    def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
+        """The requests of a batch, one for each part. Their keys follow from `key`."""
         raise NotImplementedError
 
     def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
@@ -210,7 +213,8 @@ class Sampled(Component):
 
     def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
         """A batch and its info: the oldest prefetched batch, or a new draw."""
-        self.sampler.item_values.raise_deferred()  # here: an error of a draw in another thread may be dropped with the draw
+        if self._deferring is not None:
+            self._deferring.raise_deferred()  # here: an error of a draw in another thread may be dropped with the draw
         if self._prefetch is None:
             return self._draw(batch_size)
         try:
@@ -243,7 +247,7 @@ class Sampled(Component):
         with self._locked():
             batch = RequestedBatch(self._generators() if key is None else ())
             try:
-                batch.requests = self._plan(batch_size, key)
+                batch.requests = self._plan(batch_size, randomness.key(self._rng) if key is None else key)
                 complete = self._read(batch, reserves=True)
                 batch.commit()
             except BaseException as error:
@@ -259,7 +263,7 @@ class Sampled(Component):
         raised here.
         """
         try:
-            batch.requests = self._plan(batch_size, None)
+            batch.requests = self._plan(batch_size, randomness.key(self._rng))
             for request in batch.requests:
                 request.reserve()
         except BaseException as error:
@@ -288,6 +292,17 @@ class Sampled(Component):
     def _generators(self) -> Collection[torch.Generator | None]:
         """The generators of the keys of a batch."""
         return (self._rng,)
+
+    def _pair(
+        self,
+        data: Any,
+        info: dict[Any, Any],
+        collate_fn: Callable[[Any], Any],
+        revise: Callable[[Any], Any] | None,
+        order: Order | None,
+    ) -> tuple[Any, dict[Any, Any]]:
+        """The data as `completed` makes them, and the info."""
+        return self.completed(data, collate_fn, revise, order), info
 
     def completed(
         self,

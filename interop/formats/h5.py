@@ -240,7 +240,7 @@ def _writing(path: Path) -> Iterator[Any]:
     h5py = _h5py()
     with _Watched(path, "x+b") as file:
         try:
-            with h5py.Path(file, "w") as opened:
+            with h5py.File(file, "w") as opened:
                 yield opened
         finally:
             if file.failure is not None:
@@ -288,7 +288,7 @@ def _reading(path: Path) -> Iterator[Any]:
     with open(path, "rb"):
         pass
     with _faults_of(path):
-        opened = h5py.Path(path, "r", locking=False)
+        opened = h5py.File(path, "r", locking=False)
     with opened:
         yield opened
 

@@ -24,6 +24,7 @@ class Draws(ABC):
     """
 
     reads_to_reserve = True  # whether `reserve` reads stored items, so that the lock of the storage must be held
+    has_state = True  # whether a draw changes the next one, which a request must then be able to undo
     errors_count = False  # whether a draw that raises an error counts, as far as it came: in classes of users
 
     @abstractmethod
@@ -75,8 +76,8 @@ class Draws(ABC):
         """
         return None
 
-    def check_batch_size(self, batch_size: int | None) -> None:
-        """ValueError for a batch size that cannot be drawn; None means that each call has its own size."""
+    def check_batch_size(self, batch_size: int) -> None:
+        """ValueError for a batch size that cannot be drawn."""
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         """The share of a storage in batches of this size over several buffers; None if these cannot be drawn."""

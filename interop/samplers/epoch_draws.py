@@ -9,7 +9,6 @@ import torch
 from fbuf.memory_plan import Share
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.draws import host_share
-from interop.samplers.own_draws import refuse_no_batch_size
 from interop.samplers.shares import ShardContents
 from interop.samplers.slot_draws import SlotDraws, stored
 from interop.storages import Storage
@@ -22,6 +21,8 @@ class EpochDraws(SlotDraws):
         epoch: what was drawn of the positions.
         planned: int64 positions chosen by a plan over shards, instead of the epoch.
     """
+
+    has_state = True
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
@@ -68,9 +69,6 @@ class EpochDraws(SlotDraws):
     def state(self) -> EpochState:
         """A copy of what decides the next draws, without those that are reserved."""
         return self.epoch.state()
-
-    def check_batch_size(self, batch_size: int | None) -> None:
-        refuse_no_batch_size(batch_size, self.epoch.drop_last)
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         return self._in_epochs(ShardContents(len(storage), float(len(storage))))

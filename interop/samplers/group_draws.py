@@ -24,6 +24,8 @@ class GroupDraws(SlotDraws):
         staleness: defines the staleness of rows; None for uniform draws.
     """
 
+    has_state = True
+
     def __init__(self, groups: ItemGroups, staleness: StalenessAwareSampler | None) -> None:
         self._groups = groups
         self._staleness = staleness
@@ -36,9 +38,9 @@ class GroupDraws(SlotDraws):
     def undoable(self) -> Undoable | None:
         return self._groups
 
-    def check_batch_size(self, batch_size: int | None) -> None:
+    def check_batch_size(self, batch_size: int) -> None:
         size = self._groups.size
-        if batch_size is not None and batch_size % size:
+        if batch_size % size:
             raise ValueError(f"batch_size must be a multiple of group_size={size}, got {batch_size}")
 
     def slots(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:

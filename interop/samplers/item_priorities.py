@@ -59,6 +59,7 @@ class ItemPriorities(ItemValues):
 
     are_priorities = True
     marks_new_items = True
+    defer_errors = True
 
     def __init__(
         self,

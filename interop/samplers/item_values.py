@@ -12,11 +12,13 @@ class ItemValues:
     Attributes:
         are_priorities: whether a storage in files keeps them as priorities.
         are_uses: whether it keeps them as uses.
+        defer_errors: whether `raise_deferred` may raise something.
         marks_new_items: whether `take_over` gives items without a value that of new ones.
     """
 
     are_priorities = False
     are_uses = False
+    defer_errors = False
     marks_new_items = False
 
     def take_over(self, storage: Storage) -> None:

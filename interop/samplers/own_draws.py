@@ -76,8 +76,7 @@ class OwnDraws(Draws):
     def slice_lengths(self) -> np.ndarray | None:
         return None if self._inherited is None else self._inherited.slice_lengths()
 
-    def check_batch_size(self, batch_size: int | None) -> None:
-        refuse_no_batch_size(batch_size, getattr(self._sampler, "drop_last", False))
+    def check_batch_size(self, batch_size: int) -> None:
         if self._inherited is not None:
             self._inherited.check_batch_size(batch_size)
 
@@ -105,9 +104,3 @@ def sampled_by_key(
     finally:
         for component, generator in zip(every, before, strict=True):
             component.buffer_generator = generator
-
-
-def refuse_no_batch_size(batch_size: int | None, drop_last: bool) -> None:
-    """ValueError for batches of several sizes, of which none is to be shorter than asked for."""
-    if batch_size is None and drop_last:
-        raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")

@@ -1,5 +1,6 @@
 """The values of items in a sampler of a user's class: its attributes, and what its `mark_update` makes of items."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,14 +20,24 @@ class MarkedSampler(Protocol):
 class OwnValues(ItemValues):
     """What a user's class keeps in its attributes, beside the values of the class of the library of which it inherits.
 
-    An interrupted write puts the attributes back, not what has changed in them.
+    An interrupted write puts the attributes back, not what has changed in them. A class that changes objects in place
+    defines `before_write()` and `put_back(before)` itself, and may define `before_draw()` for the same `put_back`.
+
+    Args:
+        sampler: of the user's class.
+        inherited: the values of the class of the library.
+        undone_by: the methods that return what `put_back` needs, of which the first that the class defines is called.
     """
 
-    def __init__(self, sampler: MarkedSampler, inherited: ItemValues) -> None:
+    def __init__(
+        self, sampler: MarkedSampler, inherited: ItemValues, undone_by: Sequence[str] = ("before_write",)
+    ) -> None:
+        self._before = [getattr(sampler, name) for name in undone_by if hasattr(sampler, name)]
         self._sampler = sampler
         self._inherited = inherited
         self.are_priorities = inherited.are_priorities
         self.are_uses = inherited.are_uses
+        self.defer_errors = inherited.defer_errors
 
     def take_over(self, storage: Storage) -> None:
         if len(storage) and not self._inherited.marks_new_items and defined_outside(self._sampler, "mark_update"):
@@ -55,10 +66,16 @@ class OwnValues(ItemValues):
         self._inherited.refuse_forked_child()
 
     def before_write(self) -> dict[str, Any]:
-        return {"attributes": vars(self._sampler).copy(), "inherited": self._inherited.before_write()}
+        inherited = self._inherited.before_write()
+        if self._before:
+            return {"inherited": inherited, "own": self._before[0]()}
+        return {"inherited": inherited, "attributes": vars(self._sampler).copy()}
 
     def put_back(self, before: dict[str, Any]) -> None:
-        vars(self._sampler).update(before["attributes"])
+        if "own" in before:
+            self._sampler.put_back(before["own"])  # type: ignore[attr-defined]  # of a class that defines the pair
+        else:
+            vars(self._sampler).update(before["attributes"])
         self._inherited.put_back(before["inherited"])
 
     def let_go(self) -> None:

@@ -10,9 +10,8 @@ import torch
 from interop.host.trajectories import Trajectories
 from interop.samplers.item_priorities import ItemPriorities
 from interop.samplers.shares import ShardContents
-from interop.samplers.slice_draws import SliceDraws, Source
+from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
 from interop.samplers.slice_info import DrawnSlices
-from interop.samplers.slice_shape import SliceShape
 from interop.storages import Storage
 
 

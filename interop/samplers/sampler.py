@@ -85,7 +85,9 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         if draws is not None and not self.hooks.draws:
             return draws
         by_key = type(self).sample is Sampler.sample
-        return OwnDraws(self, by_key, self._changes, draws, OwnValues(self, self._values))
+        return OwnDraws(
+            self, by_key, self._changes, draws, OwnValues(self, self._values, ("before_draw", "before_write"))
+        )
 
     @property
     def item_values(self) -> ItemValues:

@@ -1,5 +1,6 @@
 """Draws of runs of consecutive items of one trajectory."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,19 +9,59 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.data import randomness
+from interop.data.arguments import whole
 from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.draws import host_share
 from interop.samplers.shares import ShardContents
 from interop.samplers.slice_info import DrawnSlices, SliceInfo
-from interop.samplers.slice_shape import SliceShape
-from interop.samplers.slot_draws import SlotDraws
+from interop.samplers.slot_draws import SlotDraws, unravel
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import Storage, TensorStorage
 from interop.storages.batches import read_batch
 
 Source = StoredTrajectories | GivenTrajectories
+
+
+@dataclass(slots=True)
+class SliceShape:
+    """How many slices of which length a batch has, and how they lie in their trajectories.
+
+    The parameters of `SliceSampler` with the same names; they may be set between draws.
+
+    ValueError for a span that is no pair of bools and integers, or not shorter than a slice.
+    """
+
+    num_slices: int | None
+    slice_len: int | None
+    strict_length: bool
+    pad_output: bool
+    span: tuple[bool | int, bool | int]
+    truncated_key: Any
+
+    def __post_init__(self) -> None:
+        self.span = _pair(self.span)
+        if self.slice_len is not None:
+            self._check_span(self.slice_len)
+
+    def of(self, batch_size: int) -> tuple[int, int]:
+        """How many slices of which length. RuntimeError where the batch cannot be made of them."""
+        if self.slice_len is not None:
+            if batch_size % self.slice_len:
+                raise RuntimeError(f"batch_size={batch_size} is not a multiple of slice_len={self.slice_len}")
+            return batch_size // self.slice_len, self.slice_len
+        assert self.num_slices is not None
+        if batch_size % self.num_slices:
+            raise RuntimeError(f"batch_size={batch_size} is not a multiple of num_slices={self.num_slices}")
+        length = batch_size // self.num_slices
+        if self.span != (False, False):
+            self._check_span(length)
+        return self.num_slices, length
+
+    def _check_span(self, length: int) -> None:
+        if any(most is not True and most >= length for most in self.span):
+            raise ValueError(f"span={self.span} must be less than the length of slices, {length}")
 
 
 class SliceDraws(SlotDraws):
@@ -83,14 +124,16 @@ class SliceDraws(SlotDraws):
         return read_batch(storage, slots, (slices.begins, slices.length), info, marks)
 
     def index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
-        index: Tensor | tuple[Tensor, ...] = super().index_of(slots, storage)
-        return index if isinstance(index, tuple) else (index,)
+        coordinates: tuple[Tensor, ...] = (slots,) if storage.ndim == 1 else unravel(slots, storage)
+        return coordinates
 
     def _slices(self, storage: Storage, count: int, length: int, key: np.ndarray) -> DrawnSlices:
         """`count` slices of this length."""
-        index = self.source.of(storage)
-        trajectories = self._candidates(index, length)
         shares = randomness.generator_of(key).random(2 * count)
+        index = self.source.of(storage)
+        trajectories = index.stored(length if self.shape.strict_length else 1)
+        if not len(trajectories):
+            raise self._too_short(index, length)
         chosen = trajectories.take((shares[:count] * len(trajectories)).astype(np.int64), 0)
         return self._within(index, chosen, shares[count:], length)
 
@@ -116,12 +159,15 @@ class SliceDraws(SlotDraws):
         """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
         trajectories = index.stored(length if self.shape.strict_length else 1)
         if not len(trajectories):
-            lengths = index.lengths()
-            raise RuntimeError(
-                f"no stored trajectory is long enough: their lengths are {lengths.min()} to {lengths.max()}, slices need "
-                f"{length}. Use shorter slices, or strict_length=False"
-            )
+            raise self._too_short(index, length)
         return trajectories
+
+    def _too_short(self, index: Trajectories, length: int) -> RuntimeError:
+        lengths = index.lengths()
+        return RuntimeError(
+            f"no stored trajectory is long enough: their lengths are {lengths.min()} to {lengths.max()}, slices need "
+            f"{length}. Use shorter slices, or strict_length=False"
+        )
 
     def _within(self, index: Trajectories, chosen: np.ndarray, shares: np.ndarray, length: int) -> DrawnSlices:
         """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
@@ -142,3 +188,13 @@ class SliceDraws(SlotDraws):
 
     def __getstate__(self) -> dict[str, Any]:  # the index is built anew
         return {**self.__dict__, "source": self.source.anew(), "_last": None}
+
+
+def _pair(span: Any) -> tuple[bool | int, bool | int]:
+    if isinstance(span, tuple | list) and len(span) != 2:
+        raise ValueError(f"span must be a bool, an int, or a pair of these, got {span!r}")
+    left, right = span if isinstance(span, tuple | list) else (span, span)
+    for most in (left, right):
+        if not isinstance(most, bool):
+            whole("span", most, least=0)
+    return left, right

@@ -9,9 +9,8 @@ from interop.host.epochs import Epoch, EpochState
 from interop.host.trajectories import Trajectories
 from interop.samplers.epoch_draws import EpochDraws
 from interop.samplers.shares import ShardContents
-from interop.samplers.slice_draws import SliceDraws, Source
+from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
 from interop.samplers.slice_info import DrawnSlices
-from interop.samplers.slice_shape import SliceShape
 from interop.storages import Storage
 
 

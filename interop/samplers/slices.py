@@ -13,8 +13,7 @@ from interop.data.trajectory_keys import TrajectoryKeys
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.parameter import Parameter
-from interop.samplers.slice_draws import SliceDraws, Source
-from interop.samplers.slice_shape import SliceShape
+from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import LazyStackStorage, ListStorage, Storage
 from interop.writers import Writer

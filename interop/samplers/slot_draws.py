@@ -15,6 +15,7 @@ class SlotDraws(Draws):
     """Draws of flat slots. A subclass defines `slots`."""
 
     reads_to_reserve = False
+    has_state = False
 
     @abstractmethod
     def slots(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:

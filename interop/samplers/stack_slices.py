@@ -7,7 +7,7 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.samplers.slice_shape import SliceShape
+from interop.samplers.slice_draws import SliceShape
 from interop.samplers.slices import SliceSampler
 
 

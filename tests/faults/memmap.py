@@ -19,6 +19,7 @@ import torch
 from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter
 from interop.data import packed
 from interop.engine.kept_priorities import KeptPriorities
+from interop.samplers.item_values import ItemValues
 from interop.samplers.validation import flat_slots
 from interop.shared import journal
 from tests.faults.children import forked, one_thread, scratch
@@ -33,10 +34,17 @@ _HERE = str(Path(__file__).resolve().parents[2] / "interop") + os.sep
 # ------------------------------------------------------------------ the child
 
 
+class NotedValues(ItemValues):
+    """The items that are there have priorities."""
+
+    are_priorities = True
+    marks_new_items = True
+
+
 class Noted(RandomSampler):
     """Keeps priorities as a prioritized sampler does, without entering JAX, which a forked child could not."""
 
-    KEPT = True
+    _values = NotedValues()
     highest, bound = 1.0, None
 
     def _keep(self, storage):
@@ -47,9 +55,6 @@ class Noted(RandomSampler):
             self.highest = kept.read(len(storage)).highest
             self._top(kept)
         return kept
-
-    def take_over(self, storage):
-        """The items that are there have priorities."""
 
     def _top(self, kept):
         kept.give(self, np.zeros(0, np.int64), 0.0, self.highest)

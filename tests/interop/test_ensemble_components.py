@@ -101,9 +101,9 @@ def test_p_is_of_sum_one(given):
             ensemble.p = wrong
     assert ensemble.p.tolist() == [0.25, 0.75] and ensemble[1:].p.tolist() == [1]
     ensemble.p = shares = np.random.default_rng(0).random(2)
-    saved = ensemble.settings()["p"]
+    saved = ensemble.choice.state()["p"]
     ensemble.p = saved  # not divided once more
-    assert ensemble.settings()["p"] == saved and not np.array_equal(saved, shares)
+    assert ensemble.choice.state()["p"] == saved and not np.array_equal(saved, shares)
     ensemble.p = None
     assert ensemble.p is None and ensemble[:1].p is None
     with pytest.raises(RuntimeError, match="exclude"):

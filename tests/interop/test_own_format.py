@@ -130,7 +130,8 @@ def test_a_loaded_buffer_goes_on(name: str, page: Any, tmp_path: Path) -> None:
         saved, loaded = saved[1], loaded[1]
     for buffer in (saved, loaded):
         buffer.extend(objects(4, 50) if name == "list" else rows(4, 50))
-    same(loaded.sample(), saved.sample())
+    if saved.prefetch_queue is None:  # batches that were drawn ahead are as before the write, however many there are
+        same(loaded.sample(), saved.sample())
     same(loaded[:], saved[:])
 
 

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 from interop.data import bridge, staging
-from interop.samplers import prioritized
+from interop.samplers import item_priorities, prioritized
 from interop.storages.batches import info_on
 
 CAPACITY, BATCH = 512, 128
@@ -99,7 +99,7 @@ def calls(
     request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, counts: collections.Counter[str]
 ) -> dict[str, Callable[[], Any]]:
     """Calls of a buffer with rows on the host and priorities on a card."""
-    monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(item_priorities, "is_accelerator", lambda device: True)
     take = bridge.Crossing.take
     monkeypatch.setattr(bridge.Crossing, "take", lambda self, arrays: list(map(on_card, take(self, arrays))))
     storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path) if request.param else LazyTensorStorage(CAPACITY)
@@ -159,7 +159,7 @@ def test_a_batch_of_a_card_is_written_to_the_host_after_one_wait(counts: collect
 
 
 def test_the_host_knows_the_highest_priority_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(item_priorities, "is_accelerator", lambda device: True)
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(CAPACITY), batch_size=8)
     sampler = rb.sampler
     assert isinstance(sampler, prioritized.PrioritizedSampler)
