@@ -463,7 +463,8 @@ class ReplayBuffer(Sampled):
         try:
             return write()
         except BaseException:
-            finish_or_undo(storage, counters, undo_states, write, counts=counts)
+            of_samplers = undo_states[len(self._undoable) :]
+            finish_or_undo(storage, counters, undo_states, write, counts=counts, of_samplers=of_samplers)
             raise
 
     def _write_all(self, stored: Any, many: bool, priority: Any, buffers: Sequence[Follower]) -> Any:

@@ -64,6 +64,7 @@ def finish_or_undo(
     *,
     finish: bool = False,
     counts: tuple[int, int, int, int] | None = None,
+    of_samplers: Sequence[tuple[Undoable, Any]] = (),
 ) -> None:
     """Finish or undo a write that was interrupted. The lock of the storage is held since before.
 
@@ -77,6 +78,7 @@ def finish_or_undo(
         write: makes the write.
         finish: make it in any case.
         counts: those of the storage before, if a write that raises again is to be reported to the samplers.
+        of_samplers: the part of `kept` that is put back before that report, for some samplers know the write already.
     """
     with uninterrupted():
         storage.guard.recover()
@@ -84,21 +86,17 @@ def finish_or_undo(
         try:
             with storage.guard.transaction():
                 storage.ring.put_back(counters)
-                for each, before in reversed(kept):
-                    each.put_back(before)
+                _put_back(storage, kept)
                 if begun or finish:
                     write()
         except BaseException:
             if counts is not None:  # rows may be written, with the priorities of the rows before
                 storage.guard.recover()
-                storage.followers.report(storage, counts, partial(_put_back_samplers, storage, kept))
+                storage.followers.report(storage, counts, partial(_put_back, storage, of_samplers))
             raise
 
 
-def _put_back_samplers(storage: Storage, kept: Sequence[tuple[Undoable, Any]]) -> None:
-    """Some samplers know the write already, and are to be told of it once more."""
-    samplers = [buffer.sampler for buffer in storage.followers.buffers()]
+def _put_back(storage: Storage, kept: Sequence[tuple[Undoable, Any]]) -> None:
     with storage.guard.transaction():
         for each, before in reversed(kept):
-            if any(each is sampler for sampler in samplers):
-                each.put_back(before)
+            each.put_back(before)
