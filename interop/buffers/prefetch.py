@@ -28,16 +28,16 @@ _WATCHED = 0.002  # seconds without a call after which a thread begins anyhow
 
 
 class Prefetch:
-    """A FIFO queue of up to `depth` requests for batches; threads make the batches while the caller does something else.
+    """A FIFO queue of up to `depth` requested batches; threads make the batches while the caller does something else.
 
     A batch is made by the call that returns it, if no thread has begun it. In a loop that does nothing but draw, threads
     begin none of the short ones: a thread of Python that wakes up during a call delays it by more than the batch takes.
 
-    The queue is not part of the state: dropped requests are undone, and the next calls draw them again. A buffer drops its
-    queue after a change, and before it is saved or copied. Copies and forked children begin with an empty queue, and
-    without the draws of the requests that were in it.
+    The queue is not part of the state: the requests of dropped batches are undone, and the next calls draw them again. A
+    buffer drops its queue after a change, and before it is saved or copied. Copies and forked children begin with an empty
+    queue, and without the draws of the batches that were in it.
 
-    A signal handler may raise at any time. A request is in the queue before it draws anything, and until its batch is
+    A signal handler may raise at any time. A requested batch is in the queue before it draws anything, and until it is
     returned: so what an interrupted call has left can be undone. A thread is only told that there is something to make. It
     looks for it in the queue, and a call makes a batch itself that no thread begins: so none is waited for in vain.
     """
@@ -53,7 +53,7 @@ class Prefetch:
         # Guards the queue only: no thread waits for a batch or a buffer while it holds this lock.
         self.mutex = Lock()
         self._queue: list[RequestedBatch] = []  # the oldest first; those that calls wait for are `awaited`
-        self._error: Exception | None = None  # of the request after these
+        self._error: Exception | None = None  # of the batch after these
         self._calls: SimpleQueue[Any] = SimpleQueue()  # what threads do; None ends a thread
         self._threads = 0
         self._watched = False  # whether a thread waits for the caller to be away
@@ -62,7 +62,7 @@ class Prefetch:
         weakref.finalize(self, _end, self._calls, self.depth).atexit = False
 
     def renew(self) -> None:
-        """In a forked child: undo the requests, which the parent returns. Epochs undo their parts themselves."""
+        """In a forked child: undo the batches, which the parent returns. Epochs undo their requests themselves."""
         left = self._queue
         self._begin()
         for pending in left[::-1]:
@@ -85,13 +85,14 @@ class Prefetch:
 
         Args:
             draw: draws and makes a batch.
-            begin: returns a request that has drawn nothing.
-            fill: draws what the request needs; False for no more requests. The call that finds the queue empty raises its
+            begin: returns a requested batch that has drawn nothing.
+            fill: draws what it needs; False for no more batches. The call that finds the queue empty raises its
                 error.
             more: whether the epoch has another batch.
-            make: makes a batch, in a thread; None for a stale request.
-            lock: held while requests are filled. It is taken before the lock of the queue, as in writes that drop the queue.
-            settings: of the samplers. Requests of other settings are undone, and drawn anew.
+            make: makes a batch, in a thread; None for a stale one.
+            lock: held while batches are requested. It is taken before the lock of the queue, as in writes that drop the
+                queue.
+            settings: of the samplers. Batches of other settings are undone, and drawn anew.
         """
         pending = None
         call = object()
@@ -109,8 +110,8 @@ class Prefetch:
                     raise error
             batch = self._timed(draw) if pending is None else self._await(pending, draw)
         except BaseException:
-            if pending is None:  # perhaps it was interrupted before it knew its request
-                pending = next((request for request in self._queue if request.awaited is call), None)
+            if pending is None:  # perhaps it was interrupted before it knew its batch
+                pending = next((batch for batch in self._queue if batch.awaited is call), None)
             if pending is not None and not pending.returned:
                 self.drop()
             raise
@@ -128,11 +129,11 @@ class Prefetch:
         return batch
 
     def _oldest(self, call: object) -> RequestedBatch | None:
-        """The oldest request that no call waits for. This call waits for it from now on."""
-        for request in self._queue:
-            if request.awaited is None:
-                request.awaited = call
-                return request
+        """The oldest batch that no call waits for. This call waits for it from now on."""
+        for batch in self._queue:
+            if batch.awaited is None:
+                batch.awaited = call
+                return batch
         return None
 
     def _request(
@@ -142,7 +143,7 @@ class Prefetch:
         make: Callable[[RequestedBatch], Any],
         settings: tuple[Any, ...],
     ) -> bool:
-        """Add a request to the queue, for the threads. False if there is none."""
+        """Request a batch, for the threads. False if there is none."""
         pending = begin()
         try:
             self._queue.append(pending)
@@ -166,7 +167,7 @@ class Prefetch:
         return self._cost > _LONG or self._away > _AWAY
 
     def _call_threads(self) -> None:
-        """Have the newest request made by a thread: at once, or when no call has come for a while."""
+        """Have the newest batch made by a thread: at once, or when no call has come for a while."""
         if self._begins_at_once:
             self._call_a_thread(Prefetch.make_next)
         elif not self._watched:
@@ -211,7 +212,7 @@ class Prefetch:
             self._queue.remove(pending)
 
     def drop(self) -> None:
-        """Undo all requests whose batches were not returned. Call it after the change that makes them stale.
+        """Undo all batches that were not returned. Call it after the change that makes them stale.
 
         It does not wait, because the caller may hold a lock that the threads need.
         """
@@ -225,9 +226,9 @@ class Prefetch:
         self._error = None
 
     def make_next(self) -> None:
-        """Make the batch of the oldest request that nobody has begun."""
+        """Make the oldest batch that nobody has begun."""
         with self.mutex:
-            pending = next((request for request in self._queue if request.closed and request.task.claim()), None)
+            pending = next((batch for batch in self._queue if batch.closed and batch.task.claim()), None)
         if pending is not None:
             pending.task.run(partial(self._timed, pending.make))
 
@@ -241,7 +242,7 @@ class Prefetch:
         if quiet < _WATCHED and not at_once:
             return _WATCHED - quiet
         with self.mutex:
-            left = sum(request.closed and not request.task.claimed for request in self._queue)
+            left = sum(batch.closed and not batch.task.claimed for batch in self._queue)
             if at_once or not left:
                 self._watched = False
             for _ in range(left if at_once else left - 1):
@@ -256,7 +257,7 @@ class Prefetch:
         _end(self._calls, self.depth)
 
     def held(self) -> Held:
-        """A context in which no other thread takes a batch from the queue or makes a request."""
+        """A context in which no other thread takes a batch from the queue or requests one."""
         return Held(self._held())
 
     def _held(self) -> Iterator[None]:
@@ -264,7 +265,7 @@ class Prefetch:
             yield
 
     def __len__(self) -> int:
-        return sum(request.awaited is None for request in self._queue)
+        return sum(batch.awaited is None for batch in self._queue)
 
     def __reduce__(self) -> Any:
         return Prefetch, (self.depth,)

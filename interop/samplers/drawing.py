@@ -1,5 +1,6 @@
 """The base class of the samplers of the library, which draw flat slots."""
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,14 @@ from interop.storages import Storage
 class DrawingSampler(Sampler):
     """A sampler of flat slots. A buffer reads them without checks, unless a user's subclass defines `draw` or `sample`.
 
-    A subclass of the library sets `_draws` in its constructor.
+    The constructor of a subclass sets `_draws`.
     """
 
     _draws: SlotDraws
+
+    @abstractmethod
+    def __init__(self) -> None:
+        """Set `_draws`."""
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """int64 [batch_size], or a tuple of such per item dim, and the info of the batch.

@@ -1,5 +1,8 @@
 """Samplers, writers and storages that users write: when they are called, what is saved of them, what is refused."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -396,3 +399,26 @@ def test_the_error_for_a_component_of_another_library_names_ours(use, name):
     theirs = type(name, (), {"__module__": "torchrl.data.replay_buffers"})()
     with pytest.raises(TypeError, match=rf"torchrl\.data\.replay_buffers\.{name}; use interop\.{name}$"):
         use(theirs)
+
+
+class Marking(PrioritizedSampler):
+    """Notes how many items it is told of."""
+
+    seen: tuple[int, ...] = ()
+
+    def mark_update(self, index, *, storage=None):
+        self.seen = (*self.seen, torch.as_tensor(index).numel())
+        super().mark_update(index, storage=storage)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_stored_items_are_marked_by_the_method_of_the_user(copied):
+    """When a prioritized sampler joins a buffer, and in its copies by their own method."""
+    storage = LazyTensorStorage(20)
+    ReplayBuffer(storage=storage).extend(torch.arange(7))
+    buffer = ReplayBuffer(storage=storage, sampler=Marking(20, 0.6, 0.4), batch_size=4)
+    assert buffer.sampler.seen == (7,)
+    other = copied(buffer)
+    other.extend(torch.arange(3))
+    other.set_storage(storage)
+    assert buffer.sampler.seen == (7,) and other.sampler.seen == (7, 3, 7)

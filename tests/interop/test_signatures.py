@@ -34,7 +34,6 @@ GATHERING = {
     "Composite": "the names are those of the entries",
     **dict.fromkeys(_OLD_SPECS, "an old name: the arguments are those of the class of the new name"),
     "Sampler": "abstract: its `__new__` is called with the arguments of subclasses",
-    "DrawingSampler": "abstract: its `__new__` is called with the arguments of subclasses",
     "Storage": "abstract: its `__new__` is called with the arguments of subclasses",
     "RayReplayBuffer": "the arguments are those of the class of buffers that the user names",
     "D4RLExperienceReplay": "the arguments of an environment, which `gym.make` checks",
