@@ -9,14 +9,17 @@ from fbuf.hash_table import HashTable, HashTableState
 from fbuf.highest_ranked import HighestRanked, HighestRankedState
 from fbuf.memory_plan import NotEnoughDiskError, NotEnoughMemoryError, Plan, Share, plan
 from fbuf.mixture import Mixture, MixtureDraw
+from fbuf.resizing import resize
 from fbuf.returns import NStep, n_step, n_step_of_slots, returns_to_go
 from fbuf.samplers import (
+    Chances,
     Draw,
     Fifo,
     FifoState,
     PerTrajectory,
     Prioritized,
     PrioritizedState,
+    Reason,
     Sampler,
     Shuffled,
     ShuffledState,
@@ -32,6 +35,7 @@ from fbuf.writers import RingState, RoundRobin, Writer
 __all__ = [
     "Buffer",
     "BufferState",
+    "Chances",
     "CheckpointCorrupt",
     "CheckpointError",
     "CheckpointMismatch",
@@ -53,6 +57,7 @@ __all__ = [
     "Plan",
     "Prioritized",
     "PrioritizedState",
+    "Reason",
     "RingState",
     "RoundRobin",
     "Sampler",
@@ -75,6 +80,7 @@ __all__ = [
     "n_step_of_slots",
     "plan",
     "priority_tree",
+    "resize",
     "returns",
     "returns_to_go",
     "save_state",
