@@ -1,12 +1,13 @@
 """Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`."""
 
-from fbuf import checkpoint, priority_tree, returns, storage, trajectories
+from fbuf import checkpoint, looking, priority_tree, returns, storage, trajectories
 from fbuf._version import __version__
 from fbuf.buffer import Buffer, BufferState
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
 from fbuf.frames import Frames, FrameState
 from fbuf.hash_table import HashTable, HashTableState
 from fbuf.highest_ranked import HighestRanked, HighestRankedState
+from fbuf.looking import Description, Why, describe, why
 from fbuf.memory_plan import NotEnoughDiskError, NotEnoughMemoryError, Plan, Share, plan
 from fbuf.mixture import Mixture, MixtureDraw
 from fbuf.resizing import resize
@@ -39,6 +40,7 @@ __all__ = [
     "CheckpointCorrupt",
     "CheckpointError",
     "CheckpointMismatch",
+    "Description",
     "Draw",
     "Fifo",
     "FifoState",
@@ -71,11 +73,14 @@ __all__ = [
     "TrajectoryPlace",
     "TrajectoryState",
     "Uniform",
+    "Why",
     "Writer",
     "__version__",
     "checkpoint",
+    "describe",
     "importance_weights",
     "load_state",
+    "looking",
     "n_step",
     "n_step_of_slots",
     "plan",
@@ -86,4 +91,5 @@ __all__ = [
     "save_state",
     "storage",
     "trajectories",
+    "why",
 ]

@@ -220,6 +220,10 @@ class Prioritized(Sampler):
             reason[np.asarray(state.excluded)[:size]] = Reason.EXCLUDED
         return Chances.of(np.asarray(state.tree.leaves)[:size].astype(np.float64), reason)
 
+    def priorities(self, state: PrioritizedState, size: int) -> np.ndarray:
+        """Those of stored items. O(size)."""
+        return np.asarray(state.priorities)[:size]
+
     def resized(self, state: PrioritizedState, size: int, slots: np.ndarray, capacity: int) -> PrioritizedState:
         """The items keep their priorities and weights. O(capacity)."""
         after, moved = self.init(capacity), storage.moved

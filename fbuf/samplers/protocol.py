@@ -82,6 +82,10 @@ class Sampler(Protocol):
         """
         return Chances.unknown(size)
 
+    def priorities(self, state: PyTree, size: int) -> np.ndarray | None:
+        """The priorities of slots 0 to size - 1 as the user passed them, on the host; None by default, for none."""
+        return None
+
     def resized(self, state: PyTree, size: int, slots: np.ndarray, capacity: int) -> PyTree:
         """State over `capacity` slots, of which the first have the items that `slots` had, in this order.
 

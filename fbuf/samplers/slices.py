@@ -362,6 +362,10 @@ class Slices:
         reasons[slots] = np.where(mass > 0, np.uint8(Reason.NONE), why)
         return Chances(probability, reasons, starts)
 
+    def priorities(self, state: SlicesState, size: int) -> np.ndarray | None:
+        """Those of items, which count while they are starts: see `Sampler.priorities`."""
+        return None if isinstance(self.starts, PerTrajectory) else self.starts.priorities(state.starts, size)
+
     def starts_that_reach(self, slot: int, line: TrajectoryTimeline, intact: np.ndarray | None = None) -> np.ndarray:
         """Slots of the starts of which slices have the item at a slot in use, the oldest first. O(items)."""
         (position,), (lane,) = line.positions(np.asarray([slot]))
