@@ -18,21 +18,39 @@ from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
 from fbuf.samplers.chances import Chances, says_its_chances
 from fbuf.samplers.slices import Written
+from fbuf.short_text import ShortText, numbers
 from fbuf.timeline import TrajectoryTimeline
 from fbuf.trajectories import Trajectories, TrajectoryPlace, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class BufferState:
-    """All arrays of a buffer."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class BufferState(ShortText):
+    """All arrays of a buffer.
 
-    items: Any  # pytree of [capacity, *lanes, ...]; None in place of the observations of `frames`
-    ring: Any  # of the writer
+    Attributes:
+        items: pytree of [capacity, *lanes, ...]; None in place of the observations of `frames`.
+        ring: state of the writer: a `RingState`, with `HighestRanked` a `HighestRankedState`.
+        sampler: state of the sampler.
+        trajectories: index of the trajectories; None if the buffer has no `Trajectories`.
+        frames: a state for each of the rules of `frames`.
+    """
+
+    items: Any
+    ring: Any
     sampler: Any
     trajectories: TrajectoryState | None = None
     frames: tuple[FrameState, ...] = ()
+
+    def __repr__(self) -> str:
+        """How full it is, if that is known, and the shapes and dtypes of the arrays."""
+        rows = [leaf.shape[0] for leaf in jax.tree.leaves(self.items) if getattr(leaf, "ndim", 0)]
+        held = numbers(self.ring.counters if isinstance(self.ring, RingState) else getattr(self.ring, "size", None))
+        if not rows or not held:
+            return super().__repr__()
+        stored = held[1] if len(held) == 4 else held[0]
+        return super().__repr__().replace("(", f"({stored} of {rows[0]} rows, ", 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +115,7 @@ class Buffer:
 
     @property
     def items_per_row(self) -> int:
+        """Items in a row: one for each lane."""
         return math.prod(self.lanes)
 
     @property

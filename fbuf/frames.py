@@ -17,6 +17,7 @@ from fbuf.paths import Path, path_of, required_leaf
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers.protocol import Draw
 from fbuf.samplers.slices import Written
+from fbuf.short_text import ShortText
 from fbuf.trajectories import TrajectoryState
 from fbuf.writers import RingState, backward, wrapped
 
@@ -24,21 +25,29 @@ _FOLLOWS, _LOST = -1, -2  # in place of a final: the next frame is in the ring; 
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FrameState:
+@dataclasses.dataclass(frozen=True, repr=False)
+class FrameState(ShortText):
     """The frames of one pair of observations; lanes are folded into one dim.
 
     The table has four parts: a ring of capacity + stack rows, with the newest frame of each item and, behind the last row,
     its next frame; the finals, which are next frames that the following item does not have; one frame for writes that do
     not count; and one of zeros.
+
+    Attributes:
+        table: [(capacity + stack) * lanes + finals + 2, *frame].
+        cursor: [] int32: the row of the ring behind the last one.
+        owner: [finals + 1] int32: the slot of the item of each final.
+        free: [] int32: the final that is written next.
+        final: [capacity, lanes] int32: the final of each item, or _FOLLOWS, or _LOST.
+        unlike: [] uint32: how many written items had observations that the rule does not make of their frames.
     """
 
-    table: Array  # [(capacity + stack) * lanes + finals + 2, *frame]
-    cursor: Array  # [] int32: the row of the ring behind the last one
-    owner: Array  # [finals + 1] int32: the slot of the item of each final
-    free: Array  # [] int32: the final that is written next
-    final: Array  # [capacity, lanes] int32: the final of each item, or _FOLLOWS, or _LOST
-    unlike: Array  # [] uint32: how many written items had observations that the rule does not make of their frames
+    table: Array
+    cursor: Array
+    owner: Array
+    free: Array
+    final: Array
+    unlike: Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,13 @@ from fbuf.samplers import Chances, Draw, Reason, Slices
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MixtureDraw(Draw):
-    """The draw of a mixture. Slots are those of the member of a row; probabilities are those in the mixture."""
+    """The draw of a mixture. Slots are those of the member of a row; probabilities are those in the mixture.
 
-    member: Int[Array, " batch"] = dataclasses.field(kw_only=True)  # the number of the buffer of each row
+    Attributes:
+        member: the number of the buffer of each row.
+    """
+
+    member: Int[Array, " batch"] = dataclasses.field(kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, PyTree
 
+from fbuf.short_text import ShortText, numbers
+
 
 @runtime_checkable
 class Writer(Protocol):
@@ -49,11 +51,23 @@ class Writer(Protocol):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RingState:
-    """Cursor and size of a ring: one array, since a call of a program costs a microsecond or more for each."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class RingState(ShortText):
+    """Cursor and size of a ring: one array, since a call of a program costs a microsecond or more for each.
 
-    counters: Array  # [4] uint32: cursor, size, and the low and high word of `written`
+    Attributes:
+        counters: [4] uint32: cursor, size, and the low and high word of `written`.
+    """
+
+    counters: Array
+
+    def __repr__(self) -> str:
+        """Its numbers, if they are known."""
+        known = numbers(self.counters)
+        if known is None or len(known) != 4:
+            return super().__repr__()
+        cursor, size, low, high = known
+        return f"RingState(cursor={cursor}, size={size}, written={(high << 32) | low})"
 
     @classmethod
     def of(cls, cursor: Array, size: Array, written: Array) -> "RingState":

@@ -11,16 +11,24 @@ from jaxtyping import Int
 from fbuf.fusion import computed_once
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
+from fbuf.short_text import ShortText
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FifoState:
-    """The unread items: the newest `unread` ones."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class FifoState(ShortText):
+    """The unread items: the newest `unread` ones.
 
-    head: Array  # [] int32: the slot behind that of the newest item
-    unread: Array  # [] int32
-    lost: Array  # [] uint32: items that were overwritten before they were returned
+    Attributes:
+        head: [] int32: the slot behind that of the newest item.
+        unread: [] int32: how many items no draw has returned.
+        lost: [] uint32: items that were overwritten before they were returned.
+        capacity: slots; fixed while tracing.
+    """
+
+    head: Array
+    unread: Array
+    lost: Array
     capacity: int = dataclasses.field(metadata={"static": True})
 
 

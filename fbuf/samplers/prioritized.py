@@ -30,23 +30,35 @@ from fbuf.fusion import (
 from fbuf.priority_tree import PriorityTree, two_sum
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.short_text import ShortText
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PrioritizedState:
-    """The priorities that the user passed, so that alpha can change without loss, and the tree of their weights."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class PrioritizedState(ShortText):
+    """The priorities that the user passed, so that alpha can change without loss, and the tree of their weights.
 
-    priorities: Array  # [width of the tree] as passed; -1 for no item; the last entry belongs to no slot
-    tree: PriorityTree  # over (priority + eps) ** alpha
-    ranks: PriorityTree | None  # over the priorities themselves, for new_items="highest_stored"
-    alpha: Array  # []
-    highest: Array  # [] priority for the next new item
-    highest_slot: Array  # [] the slot of the item with this priority; -1 if none is known
-    refused: Array  # [] uint32: how many priorities were negative or not finite
-    excluded: Array | None = None  # [width of the tree] bool: items that cannot be drawn; None: all can
+    Attributes:
+        priorities: [width of the tree] as passed; -1 for no item; the last entry belongs to no slot.
+        tree: over (priority + eps) ** alpha.
+        ranks: over the priorities themselves, for new_items="highest_stored".
+        alpha: [] the exponent of the weights, which `reweight` changes.
+        highest: [] priority for the next new item.
+        highest_slot: [] the slot of the item with this priority; -1 if none is known.
+        refused: [] uint32: how many priorities were negative or not finite.
+        excluded: [width of the tree] bool: items that cannot be drawn; None: all can.
+    """
+
+    priorities: Array
+    tree: PriorityTree
+    ranks: PriorityTree | None
+    alpha: Array
+    highest: Array
+    highest_slot: Array
+    refused: Array
+    excluded: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +77,13 @@ class Prioritized(Sampler):
 
     `dtype` is that of priorities and sums; "float64" needs 64-bit types on. In float32, items that weigh less than 2^-24
     of the total are drawn too often or too rarely; see `priority_tree.find`.
+
+    Args:
+        alpha: exponent of the priorities: 0 draws uniformly, 1 in proportion.
+        eps: is added to each priority.
+        stratified: whether each draw falls into its own share of the total.
+        new_items: which priority a new item gets.
+        dtype: of priorities and sums: "float32" or "float64".
     """
 
     keeps_priorities = True

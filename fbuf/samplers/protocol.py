@@ -19,15 +19,24 @@ class Draw:
     """Drawn slots and their probabilities.
 
     Of `Slices`, which draws several items a row, slots and mask are [batch, time], the other fields belong to the starts.
+
+    Attributes:
+        slots: int32 [batch], or [slices, time] of `Slices`: the drawn slots.
+        probability: float [batch]: that one draw is this slot, or a slice from this start.
+        valid: bool [batch]. False: nothing could be drawn; the row and its probability mean nothing.
+        smallest: [] float: the probability of the least likely item, or start, that can be drawn.
+        size: [] int32: how many items, or starts, can be drawn.
+        mask: bool [slices, time]; None for single items. False: padding, the nearest slot of the trajectory again.
+        starts: int32 [slices]; None for single items: the first slot of each slice, behind burn-in.
     """
 
     slots: Int[Array, " batch"] | Int[Array, "batch time"]
-    probability: Float[Array, " batch"]  # of this slot in one draw
-    valid: Bool[Array, " batch"]  # False: nothing could be drawn; the row and its probability mean nothing
-    smallest: Float[Array, ""]  # probability of the least likely item that can be drawn
-    size: Int[Array, ""]  # items that can be drawn
-    mask: Bool[Array, "batch time"] | None = None  # False: padding, the nearest slot of the trajectory again
-    starts: Int[Array, " batch"] | None = None  # the first slot of each slice, behind burn-in
+    probability: Float[Array, " batch"]
+    valid: Bool[Array, " batch"]
+    smallest: Float[Array, ""]
+    size: Int[Array, ""]
+    mask: Bool[Array, "batch time"] | None = None
+    starts: Int[Array, " batch"] | None = None
 
 
 def equal_chances(slots: Int[Array, " batch"], valid: Bool[Array, " batch"], size: Int[Array, ""]) -> Draw:

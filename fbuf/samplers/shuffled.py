@@ -13,24 +13,32 @@ from fbuf.fusion import by_device, computed_once
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 from fbuf.samplers.uniform import below
+from fbuf.short_text import ShortText
 
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ShuffledState:
+@dataclasses.dataclass(frozen=True, repr=False)
+class ShuffledState(ShortText):
     """The position in the epoch.
 
     At the beginning of an epoch position p holds slot p. `moved` has the positions that hold another slot, each with the
     epoch that moved it; entries of other epochs do not count.
+
+    Attributes:
+        moved: [capacity + 1, 2] uint32: slot and epoch; the last entry belongs to no position.
+        epoch: [] uint32: the number of this epoch; any but the last one.
+        position: [] int32: items returned in this epoch.
+        length: [] int32: items that the epoch was begun with.
+        finished: [] uint32: epochs that came to their end.
     """
 
-    moved: Array | None  # [capacity + 1, 2] uint32: slot and epoch; the last entry belongs to no position
-    epoch: Array  # [] uint32: the number of this epoch; any but the last one
-    position: Array  # [] int32: items returned in this epoch
-    length: Array  # [] int32: items that the epoch was begun with
-    finished: Array  # [] uint32: epochs that came to their end
+    moved: Array | None
+    epoch: Array
+    position: Array
+    length: Array
+    finished: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +53,10 @@ class Shuffled(Sampler):
     writes do not: a new item takes the position of the item that it replaced. `draw.probability` is always 1 / size.
 
     O(batch * log batch) at any capacity; 8 bytes a slot.
+
+    Args:
+        drop_last: whether the last items of an epoch are skipped if they do not fill a batch.
+        shuffle: whether the order is random.
     """
 
     keeps_priorities = False

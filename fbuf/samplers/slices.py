@@ -16,6 +16,7 @@ from fbuf.samplers import windows
 from fbuf.samplers.chances import Chances, Reason, says_its_chances
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
 from fbuf.samplers.uniform import Uniform
+from fbuf.short_text import ShortText
 from fbuf.timeline import TrajectoryTimeline
 from fbuf.trajectories import OPEN, Queued, TrajectoryState
 from fbuf.writers import RingState, moved
@@ -30,6 +31,9 @@ class PerTrajectory:
     A trajectory that is shorter than a slice is drawn from its first stored item on. The sampler `trajectories` draws
     among them: `Uniform()`, or `Shuffled()` for each once an epoch. A write begins another epoch. `draw.size` counts
     trajectories, and `draw.smallest` is the smallest probability in the draw; that of all is not known.
+
+    Args:
+        trajectories: the sampler that draws among the trajectories.
     """
 
     keeps_priorities = False
@@ -41,20 +45,30 @@ class PerTrajectory:
 
     @property
     def without_replacement(self) -> bool:
+        """Whether a drawn trajectory does not come again in this epoch."""
         return self.trajectories.without_replacement
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A write, for samplers of several rows."""
+    """A write, for samplers of several rows.
+
+    Attributes:
+        before: the index before the write.
+        after: the index after it.
+        ring: the ring after it.
+        leaving: [] int32: how many entries of the sampler can no longer be drawn, if it counts them.
+        queued: the queue of the sampler after the write, if it is known already.
+        count: rows; the last `capacity` are kept.
+    """
 
     before: TrajectoryState
     after: TrajectoryState
     ring: RingState
-    leaving: Array  # [] int32: how many entries of the sampler can no longer be drawn, if it counts them
-    queued: Queued | None  # the queue of the sampler after the write, if it is known already
-    count: int = dataclasses.field(metadata={"static": True})  # rows; the last `capacity` are kept
+    leaving: Array
+    queued: Queued | None
+    count: int = dataclasses.field(metadata={"static": True})
 
     @property
     def ending(self) -> int:
@@ -63,17 +77,27 @@ class Written:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SlicesState:
-    """The starts that can be drawn. They enter and leave the queue in the order of their rows."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class SlicesState(ShortText):
+    """The starts that can be drawn. They enter and leave the queue in the order of their rows.
 
-    starts: Any  # of the rule that draws among them
-    queue: Array | None  # [items + 1] int32: a ring of slots that can be drawn: starts, or the ends of trajectories
-    head: Array  # [] int32: the oldest entry of the queue
-    count: Array  # [] int32: entries of the queue, or without a queue the number of starts
-    going: Array | None  # [lanes] int32: all lanes, first those whose latest trajectory is open and long enough
-    going_count: Array  # [] int32
-    least: int = dataclasses.field(metadata={"static": True})  # of the rule; a rule with another one refuses the state
+    Attributes:
+        starts: state of the rule that draws among the starts.
+        queue: [items + 1] int32: a ring of slots that can be drawn: starts, or the ends of trajectories.
+        head: [] int32: the oldest entry of the queue.
+        count: [] int32: entries of the queue, or without a queue the number of starts.
+        going: [lanes] int32: all lanes, first those whose latest trajectory is open and long enough.
+        going_count: [] int32: how many lanes of `going` are such.
+        least: of the rule; a rule with another one refuses the state.
+    """
+
+    starts: Any
+    queue: Array | None
+    head: Array
+    count: Array
+    going: Array | None
+    going_count: Array
+    least: int = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +146,12 @@ class Slices:
 
     @property
     def keeps_priorities(self) -> bool:
+        """Whether `update` changes how often slices are drawn."""
         return self.starts.keeps_priorities
 
     @property
     def without_replacement(self) -> bool:
+        """Whether a drawn start, or trajectory, does not come again in this epoch."""
         return self.starts.without_replacement
 
     @property
