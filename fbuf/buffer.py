@@ -147,7 +147,7 @@ class Buffer:
 
     def add(self, state: BufferState, item: Any) -> tuple[BufferState, Int[Array, "*lanes"]]:
         """Write one row of leaves [*lanes, ...]: one item, or one of each lane. As `extend` with one row. O(1)."""
-        rows = jax.tree.map(lambda leaf: (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None], item)
+        rows = jax.tree.map(_one_row, item)
         state, slots = self.extend(state, rows)
         return state, slots[0]
 
@@ -283,6 +283,8 @@ class Buffer:
     def size(self, state: BufferState) -> Int[Array | np.generic, ""]:
         """Items stored, over all lanes: an int32, inside jit an array, else a NumPy scalar, for which it waits."""
         ring = state.ring
+        if isinstance(ring, RingState):
+            checks.in_memory(ring.counters)
         if isinstance(ring, RingState) and _is_here(ring.counters):
             return np.int32(np.asarray(ring.counters)[1] * self.items_per_row)  # no program is dispatched
         return ring.size * self.items_per_row
@@ -319,6 +321,14 @@ class Buffer:
         if (state.trajectories is None) != (self.trajectories is None):
             raise ValueError("the state was made by a buffer with other trajectories")
         frames.belong(self._frames, state.frames, self.capacity, self.items_per_row)
+
+
+def _one_row(leaf: object) -> Array | np.ndarray:
+    """A leaf of one item as a batch of one row."""
+    if isinstance(leaf, jax.Array):
+        return leaf[None]
+    checks.refuse_tensor("the item", leaf)
+    return np.asarray(leaf)[None]
 
 
 def _is_here(counters: object) -> bool:
