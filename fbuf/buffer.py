@@ -16,21 +16,41 @@ from fbuf.frames import Frames, FrameState
 from fbuf.fusion import computed_once
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
+from fbuf.samplers.chances import Chances, says_its_chances
 from fbuf.samplers.slices import Written
+from fbuf.short_text import ShortText, numbers
+from fbuf.timeline import TrajectoryTimeline
 from fbuf.trajectories import Trajectories, TrajectoryPlace, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class BufferState:
-    """All arrays of a buffer."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class BufferState(ShortText):
+    """All arrays of a buffer.
 
-    items: Any  # pytree of [capacity, *lanes, ...]; None in place of the observations of `frames`
-    ring: Any  # of the writer
+    Attributes:
+        items: pytree of [capacity, *lanes, ...]; None in place of the observations of `frames`.
+        ring: state of the writer: a `RingState`, with `HighestRanked` a `HighestRankedState`.
+        sampler: state of the sampler.
+        trajectories: index of the trajectories; None if the buffer has no `Trajectories`.
+        frames: a state for each of the rules of `frames`.
+    """
+
+    items: Any
+    ring: Any
     sampler: Any
     trajectories: TrajectoryState | None = None
     frames: tuple[FrameState, ...] = ()
+
+    def __repr__(self) -> str:
+        """How full it is, if that is known, and the shapes and dtypes of the arrays."""
+        rows = [leaf.shape[0] for leaf in jax.tree.leaves(self.items) if getattr(leaf, "ndim", 0)]
+        held = numbers(self.ring.counters if isinstance(self.ring, RingState) else getattr(self.ring, "size", None))
+        if not rows or not held:
+            return super().__repr__()
+        stored = held[1] if len(held) == 4 else held[0]
+        return super().__repr__().replace("(", f"({stored} of {rows[0]} rows, ", 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +115,7 @@ class Buffer:
 
     @property
     def items_per_row(self) -> int:
+        """Items in a row: one for each lane."""
         return math.prod(self.lanes)
 
     @property
@@ -126,7 +147,7 @@ class Buffer:
 
     def add(self, state: BufferState, item: Any) -> tuple[BufferState, Int[Array, "*lanes"]]:
         """Write one row of leaves [*lanes, ...]: one item, or one of each lane. As `extend` with one row. O(1)."""
-        rows = jax.tree.map(lambda leaf: (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None], item)
+        rows = jax.tree.map(_one_row, item)
         state, slots = self.extend(state, rows)
         return state, slots[0]
 
@@ -138,7 +159,7 @@ class Buffer:
         With `lanes_first` leaves are [*lanes, n, ...], and slots [*lanes, n]. The result is that of n writes of one row: of
         more than `capacity` rows the last stay. (Except for priorities with `new_items="highest_stored"`.) O(n).
         """
-        self._check(state)
+        self.check(state)
         at = len(self.lanes) if lanes_first else 0
         count = checks.batch_length(self._whole(state), batch, self.lanes, at)
         if not at:
@@ -183,7 +204,7 @@ class Buffer:
         nothing. `key` may be typed or raw. O(batch); but a program that returns the state without donating it copies all
         items.
         """
-        self._check(state)
+        self.check(state)
         batch_size = checks.as_int("batch_size", batch_size)
         size = state.ring.size * self.items_per_row  # not self.size, which would wait for it
         if isinstance(self.sampler, Slices):
@@ -201,7 +222,7 @@ class Buffer:
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
     ) -> BufferState:
         """Give items new priorities: one for each slot, or one for all. The sampler refuses bad ones."""
-        self._check(state)
+        self.check(state)
         slots = checks.slots(slots)
         priorities = checks.priorities(priorities, slots.shape)
         flat = jnp.broadcast_to(priorities, slots.shape).reshape(-1)
@@ -209,7 +230,7 @@ class Buffer:
 
     def read(self, state: BufferState, slots: Int[Array, " batch"]) -> Any:
         """A copy of the items at slots in range. O(batch). Observations that `frames` cannot rebuild are zeros."""
-        self._check(state)
+        self.check(state)
         return self._read(state, checks.slots(slots))
 
     def _read(self, state: BufferState, slots: Array) -> Any:
@@ -221,15 +242,38 @@ class Buffer:
 
     def intact(self, state: BufferState, slots: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
         """Whether reads of the items at slots in range return the written bits; False only with `frames`."""
-        self._check(state)
+        self.check(state)
         return frames.intact(state.frames, checks.slots(slots))
 
     def place(self, state: BufferState, slots: Int[Array, "*shape"]) -> TrajectoryPlace:
         """Positions in their trajectories of the items at slots in use. O(slots)."""
-        self._check(state)
+        self.check(state)
         if state.trajectories is None:
             raise ValueError("this buffer has no trajectories: build it with trajectories=fbuf.Trajectories(...)")
         return trajectories.place(state.trajectories, state.ring, checks.slots(slots))
+
+    def chances(self, state: BufferState) -> Chances:
+        """The law of the next draw, over all slots, with the reason where a slot cannot be drawn.
+
+        On the host, in NumPy: not inside jit. It waits for the state. O(slots), of `Slices` times burn_in + length.
+        """
+        checks.on_host("chances", state)
+        self.check(state)
+        slots = self.capacity * self.items_per_row
+        intact = None
+        if self._frames:
+            intact = np.asarray(frames.intact(state.frames, jnp.arange(slots, dtype=jnp.int32)))
+        if isinstance(self.sampler, Slices):
+            assert state.trajectories is not None
+            line = TrajectoryTimeline.of_index(state.ring, state.trajectories)
+            return self.sampler.chances(state.sampler, line, intact)
+        size = int(state.ring.size) * self.items_per_row
+        if says_its_chances(self.sampler):
+            found = self.sampler.chances(state.sampler, size)
+        else:
+            found = Chances.unknown(size)
+        found = found.over(slots)
+        return found if intact is None else found.without(~intact)
 
     def slots_of(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
         """The slots of the items in rows."""
@@ -239,13 +283,15 @@ class Buffer:
     def size(self, state: BufferState) -> Int[Array | np.generic, ""]:
         """Items stored, over all lanes: an int32, inside jit an array, else a NumPy scalar, for which it waits."""
         ring = state.ring
+        if isinstance(ring, RingState):
+            checks.in_memory(ring.counters)
         if isinstance(ring, RingState) and _is_here(ring.counters):
             return np.int32(np.asarray(ring.counters)[1] * self.items_per_row)  # no program is dispatched
         return ring.size * self.items_per_row
 
     def clear(self, state: BufferState) -> BufferState:
         """The buffer without items; their memory is kept."""
-        self._check(state)
+        self.check(state)
         known = state.trajectories
         return BufferState(
             items=state.items,
@@ -266,14 +312,23 @@ class Buffer:
             return self.capacity, self.items_per_row
         return (self.capacity * self.items_per_row,)
 
-    def _check(self, state: BufferState) -> None:
-        """ValueError for the state of another buffer; while tracing, at no cost at run time."""
+    def check(self, state: BufferState) -> None:
+        """ValueError for the state of another buffer, RuntimeError for one that was donated. No cost inside jit."""
+        checks.in_memory(state.ring.counters if isinstance(state.ring, RingState) else state.ring.size)
         checks.belongs(state.items, state.sampler, (self.capacity, *self.lanes), self.sampler, *self._sampled)
         if isinstance(state.ring, RingState) != self.writer.keeps_order:
             raise ValueError("the state was made by a buffer with another writer")
         if (state.trajectories is None) != (self.trajectories is None):
             raise ValueError("the state was made by a buffer with other trajectories")
         frames.belong(self._frames, state.frames, self.capacity, self.items_per_row)
+
+
+def _one_row(leaf: object) -> Array | np.ndarray:
+    """A leaf of one item as a batch of one row."""
+    if isinstance(leaf, jax.Array):
+        return leaf[None]
+    checks.refuse_tensor("the item", leaf)
+    return np.asarray(leaf)[None]
 
 
 def _is_here(counters: object) -> bool:

@@ -1,5 +1,6 @@
 """Errors about structure, shape and dtype, raised while tracing: before anything runs, at no cost later."""
 
+import difflib
 import functools
 import math
 import operator
@@ -56,6 +57,43 @@ def rule(name: str, given: Any, kind: type) -> None:
         raise TypeError(f"{name} must be a {kind.__name__}, got {given!r}: it does not define {', '.join(lacks)}")
 
 
+def refuse_tensor(name: str, value: object) -> None:
+    """TypeError for a tensor or a TensorDict of torch."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in ("torch", "tensordict"):
+        package = kind.__module__.partition(".")[0]
+        raise TypeError(
+            f"{name}: fbuf takes arrays of JAX and NumPy, got a {package} {kind.__name__}: convert it by "
+            "interop.to_jax(data), which also takes a TensorDict, or by tensor.numpy()"
+        )
+
+
+def on_host(name: str, state: object) -> None:
+    """TypeError for a state that is traced, RuntimeError for one that was donated, before a function that reads values."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(
+                f"{name}() reads values, which are not known inside jax.jit: state{jax.tree_util.keystr(path)} is traced. "
+                "Call it outside of the jitted function, with the state that this returns"
+            )
+        in_memory(leaf)
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise TypeError(
+                f"{name}() reads values, but state{jax.tree_util.keystr(path)} is on devices of other processes too: call "
+                "it for the part of each process"
+            )
+
+
+def in_memory(leaf: object) -> None:
+    """RuntimeError for an array that was donated. 100 ns."""
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+        raise RuntimeError(
+            "this state was donated: a function that was jitted with donate_argnums wrote into its memory, so its arrays "
+            "are deleted. Use the state that the function returned (state, ... = step(state, ...)), or, if you need the "
+            "earlier state, pass a copy: jax.tree.map(jnp.copy, state)"
+        )
+
+
 def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any, *made_for: int) -> None:
     """ValueError for a state whose shapes are not those of a buffer of `rows` (capacity and lanes) and this sampler.
 
@@ -82,6 +120,7 @@ def _expected(sampler: Any, made_for: tuple[int, ...], widest: Any) -> tuple[Any
 
 def slots(given: Any) -> Array:
     """Slots as int32; larger values become -1, the slot of no item."""
+    refuse_tensor("slots", given)
     if not isinstance(given, jax.Array):
         given = np.asarray(given)
         given = given.astype(np.int32) if given.size == 0 else given
@@ -97,6 +136,7 @@ def slots(given: Any) -> Array:
 
 def priorities(given: Any, shape: tuple[int, ...]) -> Array:
     """Priorities as an array of real numbers of this shape, or of one for all. TypeError or ValueError otherwise."""
+    refuse_tensor("priorities", given)
     if not isinstance(given, jax.Array):
         with np.errstate(over="ignore"):  # too large for JAX's floats: infinite, and refused later
             given = jnp.asarray(given)
@@ -114,6 +154,7 @@ def item_spec(example: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
             _refuse_narrowing(_name(path), leaf.dtype)
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        refuse_tensor(_name(path), leaf)
         try:
             return jax.eval_shape(jnp.asarray, leaf)
         except TypeError as error:
@@ -130,10 +171,14 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int
     stored: Any = jax.tree.structure(items)
     given: Any = jax.tree.structure(batch)
     if stored != given:
-        raise ValueError(f"items have the structure {stored}, the batch has {given}")
+        refuse_tensor("the batch", batch)
+        raise ValueError(_other_structure(items, batch))
     length = None
     for (path, kept), new in zip(jax.tree_util.tree_leaves_with_path(items), jax.tree.leaves(batch), strict=True):
-        name, shape = _name(path), jnp.shape(new)
+        name = _name(path)
+        if not isinstance(new, jax.Array | np.ndarray):
+            refuse_tensor(name, new)
+        shape = jnp.shape(new)
         wanted = (*kept.shape[1 : at + 1], "n", *kept.shape[at + 1 :])
         if len(shape) != kept.ndim or shape[:at] + shape[at + 1 :] != kept.shape[1:]:
             order = f"lanes {lanes}, then n rows" if at else f"n rows, then lanes {lanes}" if lanes else "n rows"
@@ -152,6 +197,22 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int
             raise TypeError(f"{name}: items are {kept.dtype}, the batch is {dtype}: cast it first")
     assert length is not None
     return length
+
+
+def _other_structure(items: object, batch: object) -> str:
+    """How the leaves of a batch differ from those of the items: which are missing, and which nobody knows."""
+    stored, given = ([_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] for tree in (items, batch))
+    missing, unknown = [name for name in stored if name not in given], [name for name in given if name not in stored]
+    if not missing and not unknown:
+        return f"items have the structure {jax.tree.structure(items)}, the batch has {jax.tree.structure(batch)}"
+    parts = []
+    if unknown:
+        near = {name: difflib.get_close_matches(name, missing, 1, 0.6) for name in unknown}
+        named = [f"{name} (did you mean {like[0]}?)" if like else name for name, like in near.items()]
+        parts.append(f"the batch has {', '.join(named)}, which items do not have")
+    if missing:
+        parts.append(f"{'it' if unknown else 'the batch'} lacks {', '.join(missing)}")
+    return f"{', and '.join(parts)}. A batch has the leaves of an item: {', '.join(stored)}"
 
 
 def fits(batch: Any) -> Any:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, PyTree, UInt32
 
 from fbuf import checks, storage
 from fbuf.row_words import packed
+from fbuf.short_text import ShortText
 
 _EMPTY = np.iinfo(np.int32).max
 _LARGEST = 2**29  # keys: places are int32, and a batch is numbered behind the capacity
@@ -19,15 +20,23 @@ _CLIP = "clip"
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class HashTableState:
-    """Keys and items by slot, in the order of insertion, and the hash table of slots."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class HashTableState(ShortText):
+    """Keys and items by slot, in the order of insertion, and the hash table of slots.
 
-    size: Array  # [] int32: slots in use, always 0 to size - 1
-    entries: Array  # [power of two, at least 2 * capacity] int32: slots, or _EMPTY
-    hashes: Array  # [capacity] uint32
-    keys: PyTree  # of [capacity, ...]
-    items: PyTree  # of [capacity, ...]
+    Attributes:
+        size: [] int32: slots in use, always 0 to size - 1.
+        entries: [power of two, at least 2 * capacity] int32: slots, or _EMPTY.
+        hashes: [capacity] uint32.
+        keys: of [capacity, ...].
+        items: of [capacity, ...].
+    """
+
+    size: Array
+    entries: Array
+    hashes: Array
+    keys: PyTree
+    items: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +46,9 @@ class HashTable:
     Keys and items are pytrees of arrays; a batch has one more leading dim. Keys are compared in full and by their bits: -0.0
     and 0.0 are two keys, a nan is found again. Keys are never removed one by one. Open addressing with triangular probing,
     at most half full; all keys of a batch probe at once: O(batch) expected. Donate the state and it is written in place.
+
+    Args:
+        capacity: how many keys fit, at most 2^29.
     """
 
     capacity: int

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from fbuf.fusion import computed_once, put_alone, two_or_more, zero_after
 from fbuf.paths import leaf_at, path_of, required_leaf
+from fbuf.short_text import ShortText
 from fbuf.writers import Writer, count_up
 
 FANOUT = 128
@@ -18,14 +19,21 @@ _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's 
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class HighestRankedState:
-    """The ranks of the stored items."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class HighestRankedState(ShortText):
+    """The ranks of the stored items.
 
-    size: Array  # [] int32: rows in use, always 0 to size - 1
-    written: Array  # [2] uint32: how many items were ever accepted, low and high word
-    refused: Array  # [] uint32: how many items had rank NaN
-    ranks: tuple[Array, ...]  # by row, the highest value for empty rows; then the minima of each 128, and so on
+    Attributes:
+        size: [] int32: rows in use, always 0 to size - 1.
+        written: [2] uint32: how many items were ever accepted, low and high word.
+        refused: [] uint32: how many items had rank NaN.
+        ranks: by row, the highest value for empty rows; then the minima of each 128, and so on.
+    """
+
+    size: Array
+    written: Array
+    refused: Array
+    ranks: tuple[Array, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +44,11 @@ class HighestRanked(Writer):
     (`state.refused`). A batch has the same result as its items one by one: `Buffer.extend` returns slot -1 for items that
     were not accepted, or were replaced by a later item of the batch.
 
-    `rank` is the path of a leaf that holds one real number an item: a key, or a tuple of keys, fields and places.
-
     O(batch + log capacity for each item that displaces another), one after the other. Inside `vmap` each of these
     costs O(capacity).
+
+    Args:
+        rank: path of a leaf that holds one real number an item: a key, or a tuple of keys, fields and places.
     """
 
     keeps_order = takes_lanes = False
@@ -79,6 +88,23 @@ class HighestRanked(Writer):
     def clear(self, state: HighestRankedState, capacity: int) -> HighestRankedState:
         """State over the same rows, all empty again."""
         return _empty(capacity, state.ranks[0].dtype)
+
+    def resized(self, state: HighestRankedState, capacity: int) -> tuple[HighestRankedState, np.ndarray]:
+        """The items of highest rank stay, in the order of their rows. Of equal ranks those of higher rows stay.
+
+        O(size * log size).
+        """
+        ranks = np.asarray(state.ranks[0])[: int(state.size)]
+        rows = np.sort(np.argsort(ranks, kind="stable")[max(ranks.size - capacity, 0) :])
+        levels: list[np.ndarray] = []
+        below = ranks[rows]
+        for empty in _empty(capacity, ranks.dtype).ranks:
+            level = np.array(empty)
+            level[: below.size] = below
+            levels.append(level)
+            below = level.reshape(-1, FANOUT).min(1)
+        size, held = jnp.asarray(rows.size, jnp.int32), tuple(map(jnp.array, levels))
+        return dataclasses.replace(state, size=size, ranks=held), rows
 
 
 def _empty(capacity: int, dtype: Any) -> HighestRankedState:

@@ -32,18 +32,29 @@ class NotEnoughDiskError(NotEnoughMemoryError, OSError):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """One array or file of a plan."""
+    """One array or file of a plan.
 
-    part: str  # "items", "sampler", ...
-    key: str  # its path there
-    place: str  # of its memory, see `free_memory.at`
-    bytes: int | None  # None: not known before it is written
+    Attributes:
+        part: what it belongs to: "items", "sampler", ...
+        key: its path there.
+        place: of its memory, see `free_memory.at`.
+        bytes: None: not known before it is written.
+        shape: of the array; None for a file.
+        dtype: of the array.
+        counts: when it is allocated; "at most": it grows with use.
+    """
+
+    part: str
+    key: str
+    place: str
+    bytes: int | None
     shape: tuple[int, ...] | None = None
     dtype: str = ""
-    counts: Literal["always", "in a call", "at most"] = "always"  # "at most": grows with use
+    counts: Literal["always", "in a call", "at most"] = "always"
 
     @property
     def name(self) -> str:
+        """The part and the key."""
         return f"{self.part} {self.key}".rstrip()
 
     def row(self) -> tuple[str, ...]:
@@ -56,10 +67,15 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The memory that a buffer takes. `print` it for a table."""
+    """The memory that a buffer takes. `print` it for a table.
+
+    Attributes:
+        shares: the arrays and files.
+        free: bytes at each place when the plan was made; None: not known.
+    """
 
     shares: tuple[Share, ...]
-    free: Mapping[str, int | None]  # bytes at each place when the plan was made; None: not known
+    free: Mapping[str, int | None]
 
     @classmethod
     def of(cls, shares: Iterable[Share], free_at: Callable[[str], int | None] | None = None) -> "Plan":

@@ -1,7 +1,10 @@
 """Leaves of an item by path: a key, or a tuple of keys of dicts, field names and indices."""
 
+import difflib
 import operator
 from typing import Any
+
+import jax
 
 KeyPath = tuple[str | int, ...]
 
@@ -19,7 +22,8 @@ def required_leaf(name: str, item: Any, path: KeyPath) -> Any:
     try:
         return leaf_at(item, path)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
+        given = path[0] if len(path) == 1 else path
+        raise ValueError(f"{name}={given!r}: an item has no such leaf{_those_of(item, path)}") from error
 
 
 def leaf_at(item: Any, path: KeyPath) -> Any:
@@ -27,3 +31,17 @@ def leaf_at(item: Any, path: KeyPath) -> Any:
     for step in path:
         item = item[step] if isinstance(item, dict) or isinstance(step, int) else operator.attrgetter(step)(item)
     return item
+
+
+def _those_of(item: object, path: Path) -> str:
+    """The leaves of an item, the nearest one first; for the error about one that it does not have."""
+    found = []
+    for steps, _ in jax.tree_util.tree_leaves_with_path(item):
+        names = tuple(
+            next(getattr(step, each) for each in ("key", "name", "idx") if hasattr(step, each)) for step in steps
+        )
+        found.append(names[0] if len(names) == 1 else names)
+    texts = [repr(each) for each in found]
+    near = difflib.get_close_matches(repr(path[0] if len(path) == 1 else path), texts, 1, 0.6)
+    question = f". Did you mean {near[0]}?" if near else "."
+    return f"{question} Its leaves are {', '.join(texts)}" if texts else ""

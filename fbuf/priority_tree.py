@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from fbuf import checks, tree_in_loops
 from fbuf.fusion import by_device, gather, one_kernel_loop, two_or_more, zero_after
+from fbuf.short_text import ShortText
 
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
@@ -28,14 +29,22 @@ _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's 
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PriorityTree:
-    """One value a slot and its reductions. Zero means empty; empty slots are never found."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class PriorityTree(ShortText):
+    """One value a slot and its reductions. Zero means empty; empty slots are never found.
 
-    leaves: Array  # [width], width > capacity: the last leaf takes the writes that are to be ignored, and stays zero
-    sums: Array  # [nodes]: level by level from just above the leaves; the root is the first of the last eight
-    minima: Array | None  # [nodes] of the positive leaves, infinite where there is none; None: not kept
-    maxima: Array | None  # [nodes], None: not kept
+    Attributes:
+        leaves: [width], width > capacity: the last leaf takes the writes that are to be ignored, and stays zero.
+        sums: [nodes]: level by level from just above the leaves; the root is the first of the last eight.
+        minima: [nodes] of the positive leaves, infinite where there is none; None: not kept.
+        maxima: [nodes], None: not kept.
+        capacity: slots; fixed while tracing.
+    """
+
+    leaves: Array
+    sums: Array
+    minima: Array | None
+    maxima: Array | None
     capacity: int = dataclasses.field(metadata={"static": True})
 
 

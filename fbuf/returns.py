@@ -17,12 +17,19 @@ from fbuf.writers import RingState
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NStep:
-    """The return of a step: `returns + discount * value` of the observation after the step `last`."""
+    """The return of a step: `returns + discount * value` of the observation after the step `last`.
 
-    returns: Array  # float: r[t] + gamma * r[t + 1] + ..., over `steps` rewards
-    steps: Array  # int32: how many rewards, from 1 to n; 0 if the step is not valid
-    discount: Array  # float: gamma ** steps; 0 if the last step terminated, or the step is not valid
-    last: Array  # int32: the last step, along time; in a ring its slot
+    Attributes:
+        returns: float: r[t] + gamma * r[t + 1] + ..., over `steps` rewards.
+        steps: int32: how many rewards, from 1 to n; 0 if the step is not valid.
+        discount: float: gamma ** steps; 0 if the last step terminated, or the step is not valid.
+        last: int32: the last step, along time; in a ring its slot.
+    """
+
+    returns: Array
+    steps: Array
+    discount: Array
+    last: Array
 
 
 def n_step(

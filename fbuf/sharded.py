@@ -225,6 +225,10 @@ class OnMesh:
     Each may be called eagerly, or in `jax.jit`, which may donate the state: `jax.jit(on_mesh.extend, donate_argnums=0)`.
     Results are sharded by `P(axis)`; `size`, `draw.size`, `draw.smallest` and replicated batches are replicated. Batches
     and slots are moved to the devices that need them. Other axes of the mesh hold copies.
+
+    Args:
+        sharded: the buffer in parts.
+        mesh: the devices; one of its axes is that of `sharded`.
     """
 
     sharded: Sharded

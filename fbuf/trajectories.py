@@ -28,6 +28,7 @@ from fbuf.fusion import (
     zero_after,
 )
 from fbuf.paths import KeyPath, leaf_at, path_of, required_leaf
+from fbuf.short_text import ShortText
 from fbuf.writers import RingState, backward, onward, wrapped
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; CUT: another trajectory followed without an end
@@ -42,19 +43,24 @@ _LONGEST = np.uint32(2**31 - 1)  # the largest step; a longer trajectory repeats
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrajectoryState:
-    """The index. Times count rows ever written, modulo 2^32; lanes are folded into one dim."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class TrajectoryState(ShortText):
+    """The index. Times count rows ever written, modulo 2^32; lanes are folded into one dim.
 
-    number: Array  # [capacity, lanes] int32: the number of the trajectory of a row in its lane, modulo `_modulus`
-    # [capacity, lanes, 3] uint32, at number % capacity: when the trajectory began, when its latest row was written, and how
-    # it ended. Side by side: what reads or writes one of them needs the others.
+    Attributes:
+        number: [capacity, lanes] int32: the number of the trajectory of a row in its lane, modulo `_modulus`.
+        spans: [capacity, lanes, 3] uint32, at number % capacity: when the trajectory began, when its latest row was written,
+            and how it ended. Side by side: what reads or writes one of them needs the others.
+        latest: [lanes] int32: the number of the latest trajectory.
+        is_open: [lanes] bool: whether the next row continues it.
+        id: [lanes]: the id of the latest row, or each of several; None if items have none.
+    """
+
+    number: Array
     spans: Array
-    latest: Array  # [lanes] int32: the number of the latest trajectory
-    is_open: Array  # [lanes] bool: whether the next row continues it
-    id: (
-        Array | tuple[Array, ...] | None
-    )  # [lanes]: the id of the latest row, or each of several; None if items have none
+    latest: Array
+    is_open: Array
+    id: Array | tuple[Array, ...] | None
 
     @property
     def first(self) -> Array:
@@ -75,14 +81,23 @@ class TrajectoryState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrajectoryPlace:
-    """Positions of items in their trajectories. Each leaf has the shape of the slots."""
+    """Positions of items in their trajectories. Each leaf has the shape of the slots.
 
-    lane: Array  # int32, over all dims of lanes, row-major
-    number: Array  # int32: the number of the trajectory in its lane
-    step: Array  # int32: how many rows of the trajectory came before, stored or not; at most 2^31 - 1
-    before: Array  # int32: how many of them are stored
-    after: Array  # int32: how many stored rows of the trajectory follow
-    kind: Array  # uint8: how the trajectory ended; OPEN while it goes on
+    Attributes:
+        lane: int32, over all dims of lanes, row-major.
+        number: int32: the number of the trajectory in its lane.
+        step: int32: how many rows of the trajectory came before, stored or not; at most 2^31 - 1.
+        before: int32: how many of them are stored.
+        after: int32: how many stored rows of the trajectory follow.
+        kind: uint8: how the trajectory ended; OPEN while it goes on.
+    """
+
+    lane: Array
+    number: Array
+    step: Array
+    before: Array
+    after: Array
+    kind: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +356,26 @@ def queue_moved(queued: Queued, left: Array, entered: Array, slot: Array) -> Que
 def clear(state: TrajectoryState) -> TrajectoryState:
     """The index without rows."""
     return dataclasses.replace(state, is_open=jnp.zeros_like(state.is_open))
+
+
+def resized(state: TrajectoryState, number: np.ndarray, spans: np.ndarray, capacity: int) -> TrajectoryState:
+    """The index of a ring of `capacity` rows, of which the first are some newest rows, the oldest first. O(capacity).
+
+    `number` [rows, lanes] are the numbers of their trajectories, and `spans` [rows, lanes, 3] the spans of these.
+    """
+    old, new = _modulus(state.number.shape[0]), _modulus(capacity)
+    count, lanes = number.shape
+    latest = np.asarray(state.latest).astype(np.int64)
+    if not count:
+        latest = np.where(latest == old - 1, new - 1, latest)  # the next number is 0
+    first = number[0] if count else latest
+    number, latest = ((first % new + (each - first) % old) % new for each in (number, latest))  # they follow each other
+    numbers, held = np.full((capacity, lanes), -1, np.int32), np.zeros((capacity, lanes, 3), np.uint32)
+    numbers[:count] = number
+    held[number % capacity, np.arange(lanes)] = spans  # equal entries have equal spans
+    return dataclasses.replace(
+        state, number=jnp.array(numbers), spans=jnp.array(held), latest=jnp.array(latest.astype(np.int32))
+    )
 
 
 @jax.jit

@@ -6,8 +6,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Int, PyTree
+
+from fbuf.short_text import ShortText, numbers
 
 
 @runtime_checkable
@@ -37,13 +40,34 @@ class Writer(Protocol):
     def clear(self, state: Any, capacity: int) -> Any:
         """State over the same rows, all empty again."""
 
+    def resized(self, state: PyTree, capacity: int) -> tuple[PyTree, np.ndarray]:
+        """State over `capacity` rows, of which the first have the items of some old rows; and these, in their new order.
+
+        On the host: not inside jit. TypeError by default.
+        """
+        raise TypeError(
+            f"{type(self).__name__} does not say which rows stay: define resized(state, capacity), see fbuf.Writer.resized"
+        )
+
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RingState:
-    """Cursor and size of a ring: one array, since a call of a program costs a microsecond or more for each."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class RingState(ShortText):
+    """Cursor and size of a ring: one array, since a call of a program costs a microsecond or more for each.
 
-    counters: Array  # [4] uint32: cursor, size, and the low and high word of `written`
+    Attributes:
+        counters: [4] uint32: cursor, size, and the low and high word of `written`.
+    """
+
+    counters: Array
+
+    def __repr__(self) -> str:
+        """Its numbers, if they are known."""
+        known = numbers(self.counters)
+        if known is None or len(known) != 4:
+            return super().__repr__()
+        cursor, size, low, high = known
+        return f"RingState(cursor={cursor}, size={size}, written={(high << 32) | low})"
 
     @classmethod
     def of(cls, cursor: Array, size: Array, written: Array) -> "RingState":
@@ -91,6 +115,15 @@ class RoundRobin(Writer):
 
     def clear(self, state: RingState, capacity: int) -> RingState:
         return self.init(capacity, None)
+
+    def resized(self, state: RingState, capacity: int) -> tuple[RingState, np.ndarray]:
+        """The newest rows stay, the oldest of them first; `written` counts on. O(capacity).
+
+        The rows are numbers modulo the old capacity: negative ones count from its end.
+        """
+        cursor, size, low, high = np.asarray(state.counters).tolist()
+        kept = min(size, capacity)
+        return RingState(jnp.asarray([kept % capacity, kept, low, high], jnp.uint32)), cursor - kept + np.arange(kept)
 
 
 # -------------------------------------------------------------------- places around a ring; no sum overflows

@@ -14,6 +14,7 @@ PAGES = {
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
+    "docs/looking.md": 5,
     "docs/scale.md": 3,
 }  # and how many blocks of code each has
 

@@ -31,11 +31,17 @@ _MARK = "$"  # begins the keys that say what a dict stands for
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a checkpoint."""
+    """A file of a checkpoint.
+
+    Attributes:
+        name: its path in the folder.
+        size: bytes.
+        checksum: CRC-32.
+    """
 
     name: str
-    size: int  # bytes
-    checksum: int  # CRC-32
+    size: int
+    checksum: int
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from fbuf import checks
 from fbuf.checkpoint.fields import CheckpointMismatch, Fields
 from fbuf.checkpoint.reading import Reading, StoredArray, Verify, load
 from fbuf.checkpoint.writing import Writing
@@ -77,6 +78,7 @@ def load_with_extra(path: str | os.PathLike[str], like: _Tree) -> tuple[_Tree, d
 def _saved(leaf: Any) -> tuple[str, Any]:
     """The kind of a leaf, and the leaf as a NumPy array."""
     if isinstance(leaf, jax.Array):
+        checks.in_memory(leaf)
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return f"key {jax.random.key_impl(leaf)}", np.asarray(jax.random.key_data(leaf))
         return "array", np.asarray(leaf)

@@ -4,21 +4,31 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Int
 
 from fbuf.fusion import computed_once
+from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
+from fbuf.short_text import ShortText
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FifoState:
-    """The unread items: the newest `unread` ones."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class FifoState(ShortText):
+    """The unread items: the newest `unread` ones.
 
-    head: Array  # [] int32: the slot behind that of the newest item
-    unread: Array  # [] int32
-    lost: Array  # [] uint32: items that were overwritten before they were returned
+    Attributes:
+        head: [] int32: the slot behind that of the newest item.
+        unread: [] int32: how many items no draw has returned.
+        lost: [] uint32: items that were overwritten before they were returned.
+        capacity: slots; fixed while tracing.
+    """
+
+    head: Array
+    unread: Array
+    lost: Array
     capacity: int = dataclasses.field(metadata={"static": True})
 
 
@@ -68,3 +78,23 @@ class Fifo(Sampler):
 
     def clear(self, state: FifoState) -> FifoState:
         return self.init(state.capacity)
+
+    def chances(self, state: FifoState, size: int) -> Chances:
+        """The oldest unread item for sure; later ones wait. O(size)."""
+        head, unread = int(state.head), int(state.unread)
+        queue = (head - unread + np.arange(unread)) % state.capacity
+        mass, reason = np.zeros(size), np.full(size, Reason.CONSUMED, np.uint8)
+        reason[queue] = Reason.WAITING
+        mass[queue[:1]] = 1
+        return Chances.of(mass, reason)
+
+    def resized(self, state: FifoState, size: int, slots: np.ndarray, capacity: int) -> FifoState:
+        """The newest items stay unread. Unread ones that have no room count as lost. O(1)."""
+        unread = min(int(state.unread), slots.size)
+        return dataclasses.replace(
+            state,
+            head=jnp.asarray(slots.size % capacity, jnp.int32),
+            unread=jnp.asarray(unread, jnp.int32),
+            lost=state.lost + (state.unread - unread).astype(jnp.uint32),
+            capacity=capacity,
+        )

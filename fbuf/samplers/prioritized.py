@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
-from fbuf import priority_tree, random_words
+from fbuf import priority_tree, random_words, storage
 from fbuf.fusion import (
     by_device,
     computed_once,
@@ -28,24 +28,37 @@ from fbuf.fusion import (
     zero_after_reading,
 )
 from fbuf.priority_tree import PriorityTree, two_sum
+from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.short_text import ShortText
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PrioritizedState:
-    """The priorities that the user passed, so that alpha can change without loss, and the tree of their weights."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class PrioritizedState(ShortText):
+    """The priorities that the user passed, so that alpha can change without loss, and the tree of their weights.
 
-    priorities: Array  # [width of the tree] as passed; -1 for no item; the last entry belongs to no slot
-    tree: PriorityTree  # over (priority + eps) ** alpha
-    ranks: PriorityTree | None  # over the priorities themselves, for new_items="highest_stored"
-    alpha: Array  # []
-    highest: Array  # [] priority for the next new item
-    highest_slot: Array  # [] the slot of the item with this priority; -1 if none is known
-    refused: Array  # [] uint32: how many priorities were negative or not finite
-    excluded: Array | None = None  # [width of the tree] bool: items that cannot be drawn; None: all can
+    Attributes:
+        priorities: [width of the tree] as passed; -1 for no item; the last entry belongs to no slot.
+        tree: over (priority + eps) ** alpha.
+        ranks: over the priorities themselves, for new_items="highest_stored".
+        alpha: [] the exponent of the weights, which `reweight` changes.
+        highest: [] priority for the next new item.
+        highest_slot: [] the slot of the item with this priority; -1 if none is known.
+        refused: [] uint32: how many priorities were negative or not finite.
+        excluded: [width of the tree] bool: items that cannot be drawn; None: all can.
+    """
+
+    priorities: Array
+    tree: PriorityTree
+    ranks: PriorityTree | None
+    alpha: Array
+    highest: Array
+    highest_slot: Array
+    refused: Array
+    excluded: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +77,13 @@ class Prioritized(Sampler):
 
     `dtype` is that of priorities and sums; "float64" needs 64-bit types on. In float32, items that weigh less than 2^-24
     of the total are drawn too often or too rarely; see `priority_tree.find`.
+
+    Args:
+        alpha: exponent of the priorities: 0 draws uniformly, 1 in proportion.
+        eps: is added to each priority.
+        stratified: whether each draw falls into its own share of the total.
+        new_items: which priority a new item gets.
+        dtype: of priorities and sums: "float32" or "float64".
     """
 
     keeps_priorities = True
@@ -212,6 +232,36 @@ class Prioritized(Sampler):
         empty = self.init(state.tree.capacity) if state.excluded is None else self.init_excluding(state.tree.capacity)
         return dataclasses.replace(empty, alpha=state.alpha)
 
+    def chances(self, state: PrioritizedState, size: int) -> Chances:
+        """In proportion to the weights in the tree, summed in float64; the sums of the tree round. O(size)."""
+        reason = np.full(size, Reason.ZERO_PRIORITY, np.uint8)
+        if state.excluded is not None:
+            reason[np.asarray(state.excluded)[:size]] = Reason.EXCLUDED
+        return Chances.of(np.asarray(state.tree.leaves)[:size].astype(np.float64), reason)
+
+    def priorities(self, state: PrioritizedState, size: int) -> np.ndarray:
+        """Those of stored items. O(size)."""
+        return np.asarray(state.priorities)[:size]
+
+    def resized(self, state: PrioritizedState, size: int, slots: np.ndarray, capacity: int) -> PrioritizedState:
+        """The items keep their priorities and weights. O(capacity)."""
+        after, moved = self.init(capacity), storage.moved
+        width = after.priorities.size
+
+        at = np.flatnonzero(slots == int(state.highest_slot))
+        kept = at.size > 0 or int(state.highest_slot) < 0
+        return dataclasses.replace(
+            after,
+            priorities=moved(state.priorities, slots, width, -1),
+            tree=_filled(after.tree, moved(state.tree.leaves, slots, capacity)),
+            ranks=state.ranks and _filled(after.ranks, moved(state.ranks.leaves, slots, capacity)),
+            alpha=state.alpha,
+            highest=state.highest if kept else after.highest,
+            highest_slot=jnp.asarray(at[0], jnp.int32) if at.size else after.highest_slot,
+            refused=state.refused,
+            excluded=None if state.excluded is None else moved(state.excluded, slots, width),
+        )
+
     def reweight(self, state: PrioritizedState, alpha: Float[Array, ""] | float) -> PrioritizedState:
         """State with the weights of another alpha, which may be annealed without a new trace. O(capacity).
 
@@ -328,6 +378,9 @@ def _chance_at(leaves: Array, shared: tuple[Array, Array], _k: Array, slot: Arra
 def chance(value: Array, total: Float[Array, ""]) -> Array:
     """The probability of weight `value`. It does not underflow, or importance weights relative to it would be zero."""
     return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
+
+
+_filled = jax.jit(priority_tree.fill)  # eagerly each of its operations would be a program
 
 
 def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> PriorityTree | None:

@@ -6,8 +6,12 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
+
+from fbuf.checks import refuse_tensor
+from fbuf.samplers.chances import Chances
 
 
 @jax.tree_util.register_dataclass
@@ -16,15 +20,24 @@ class Draw:
     """Drawn slots and their probabilities.
 
     Of `Slices`, which draws several items a row, slots and mask are [batch, time], the other fields belong to the starts.
+
+    Attributes:
+        slots: int32 [batch], or [slices, time] of `Slices`: the drawn slots.
+        probability: float [batch]: that one draw is this slot, or a slice from this start.
+        valid: bool [batch]. False: nothing could be drawn; the row and its probability mean nothing.
+        smallest: [] float: the probability of the least likely item, or start, that can be drawn.
+        size: [] int32: how many items, or starts, can be drawn.
+        mask: bool [slices, time]; None for single items. False: padding, the nearest slot of the trajectory again.
+        starts: int32 [slices]; None for single items: the first slot of each slice, behind burn-in.
     """
 
     slots: Int[Array, " batch"] | Int[Array, "batch time"]
-    probability: Float[Array, " batch"]  # of this slot in one draw
-    valid: Bool[Array, " batch"]  # False: nothing could be drawn; the row and its probability mean nothing
-    smallest: Float[Array, ""]  # probability of the least likely item that can be drawn
-    size: Int[Array, ""]  # items that can be drawn
-    mask: Bool[Array, "batch time"] | None = None  # False: padding, the nearest slot of the trajectory again
-    starts: Int[Array, " batch"] | None = None  # the first slot of each slice, behind burn-in
+    probability: Float[Array, " batch"]
+    valid: Bool[Array, " batch"]
+    smallest: Float[Array, ""]
+    size: Int[Array, ""]
+    mask: Bool[Array, "batch time"] | None = None
+    starts: Int[Array, " batch"] | None = None
 
 
 def equal_chances(slots: Int[Array, " batch"], valid: Bool[Array, " batch"], size: Int[Array, ""]) -> Draw:
@@ -71,6 +84,31 @@ class Sampler(Protocol):
     def clear(self, state: Any) -> Any:
         """State over the same slots, all empty again."""
 
+    def chances(self, state: PyTree, size: int) -> Chances:
+        """The law of the next draw of one item, over slots 0 to size - 1. Not known by default.
+
+        On the host, in NumPy and float64: not inside jit. It waits for the state. A subclass with another `sample` needs
+        another `chances`: otherwise it counts as not known.
+        """
+        return Chances.unknown(size)
+
+    def priorities(self, state: PyTree, size: int) -> np.ndarray | None:
+        """The priorities of slots 0 to size - 1 as the user passed them, on the host; None by default, for none."""
+        return None
+
+    def resized(self, state: PyTree, size: int, slots: np.ndarray, capacity: int) -> PyTree:
+        """State over `capacity` slots, of which the first have the items that `slots` had, in this order.
+
+        `slots`, int64 [n], are some of the slots in use, 0 to size - 1: those of the newest items, the oldest first. On the
+        host: not inside jit. TypeError by default, but for a state without arrays.
+        """
+        if jax.tree.leaves(state):
+            raise TypeError(
+                f"{type(self).__name__} does not say how its state changes with the capacity: define "
+                "resized(state, size, slots, capacity), see fbuf.Sampler.resized"
+            )
+        return self.init(capacity)
+
 
 @runtime_checkable
 class Excluding(Sampler, Protocol):
@@ -109,6 +147,7 @@ def importance_weights(
     are at most 1; "none" does not divide. Rows that are not valid weigh 0. `beta`, usually from 0 to 1, is an array that
     may be annealed without a new trace. O(batch).
     """
+    _require_number("beta", beta)
     probability = jnp.where(draw.valid, draw.probability, 1)
     if normalize == "buffer":
         weights = jnp.minimum((probability / draw.smallest) ** -beta, 1)  # the division may round upwards
@@ -120,3 +159,13 @@ def importance_weights(
     else:
         raise ValueError(f"normalize must be 'buffer', 'batch' or 'none', got {normalize!r}")
     return jnp.where(draw.valid, weights, 0)
+
+
+def _require_number(name: str, value: object) -> None:
+    """TypeError for what is no real number: an array of one value or a plain number, traced or not."""
+    refuse_tensor(name, value)
+    if type(value) is float or (isinstance(value, int | float | np.number) and not isinstance(value, bool)):
+        return
+    if isinstance(value, jax.Array | np.ndarray) and jnp.issubdtype(value.dtype, jnp.number):
+        return
+    raise TypeError(f"{name} must be a number, or an array of one, got {value!r}")

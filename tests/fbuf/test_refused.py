@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
 from fbuf import (
     Buffer,
     BufferState,
+    Draw,
     Fifo,
     Frames,
     HashTable,
@@ -24,7 +27,9 @@ from fbuf import (
     Slices,
     Trajectories,
     Uniform,
+    importance_weights,
     priority_tree,
+    save_state,
 )
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -84,11 +89,35 @@ def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Callabl
     return functools.partial(function, *arguments, **named)
 
 
+def donated(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method with a state that was donated."""
+    state, batch = THREE.init({"reward": np.float32(0)}), {"reward": np.zeros(2, np.float32)}
+    jax.jit(THREE.extend, donate_argnums=0)(state, batch)
+    return method(state, *arguments)
+
+
+DRAW = Draw(*[jnp.ones(2)] * 2, jnp.ones(2, bool), jnp.ones(()), jnp.ones((), int))
 ONE, HELD = shapes(), jax.eval_shape(lambda: Buffer(3).init({"reward": np.float32(0)}))
 WIDE_TYPES = r"\['reward'\]: float64 needs 64-bit types on \(jax_enable_x64\)"
 REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     # batches: structure, shape, lanes, dtype
-    (call(extended, {**ONE, "more": ONE["reward"]}), ValueError, "items have the structure .*reward.*, the batch has "),
+    (
+        call(extended, {**ONE, "more": ONE["reward"]}),
+        ValueError,
+        r"the batch has \['more'\], which items do not have\. A batch has the leaves of an item: .*\['reward'\]",
+    ),
+    (
+        call(extended, {"rewards": ONE["reward"], "observation": ONE["observation"]}),
+        ValueError,
+        r"has \['rewards'\] \(did you mean \['reward'\]\?\), .* lacks \['reward'\]",
+    ),
+    (call(extended, {"reward": ONE["reward"]}), ValueError, rf"the batch lacks {PIXELS}"),
+    (call(extended, {"reward": ONE["reward"], "observation": None}), ValueError, rf"the batch lacks {PIXELS}"),
+    (
+        call(Buffer(3).extend, jax.eval_shape(lambda: Buffer(3).init((0.0, 0.0))), [OBS, OBS]),
+        ValueError,
+        "the structure .*, the batch has",
+    ),
     (call(extended, shapes(pixels=(4, 2, 4))), ValueError, rf"{PIXELS}: .* needs shape \[n, 2, 3\] .*, got "),
     (call(extended, shapes(())), ValueError, r"\['reward'\]: .* needs shape \[n\] .*, got \["),
     (call(extended, shapes((1,))), ValueError, r"\['reward'\]: this leaf has 1 rows, the leaves before .* 4"),
@@ -100,6 +129,43 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (call(lanes_first, (2,), (4, 2, 3)), ValueError, r"shape \[2, n, 3\] \(lanes \(2,\), then n rows, then one item\)"),
     (call(lanes_first, (), (3,)), ValueError, r"needs shape \[n, 3\] \(n rows, then one item\), got \[3\]"),
     (call(extended, shapes(kind=np.int32)), TypeError, r"\['reward'\]: items are float32, the batch is .*: cast it"),
+    # tensors of torch, numbers, donated states
+    (
+        lambda: THREE.extend(HELD, {"reward": torch.zeros(2)}),
+        TypeError,
+        r"\['reward'\]: fbuf takes arrays of JAX and NumPy, got a torch Tensor: .*to_jax",
+    ),
+    (
+        lambda: THREE.add(HELD, {"reward": torch.zeros(())}),
+        TypeError,
+        "got a torch Tensor: convert it by interop.to_jax",
+    ),
+    (lambda: THREE.extend(HELD, TensorDict({"reward": torch.zeros(2)}, [2])), TypeError, "got a tensordict TensorDict"),
+    (lambda: THREE.add(HELD, TensorDict({"reward": torch.zeros(())}, [])), TypeError, "got a tensordict TensorDict"),
+    (call(THREE.init, {"reward": torch.zeros(2)}), TypeError, r"\['reward'\]: fbuf takes .* got a torch Tensor"),
+    (
+        lambda: RANKED.update(RANKED.init(0.0), torch.arange(2), np.ones(2)),
+        TypeError,
+        "slots: fbuf takes .* torch Tensor",
+    ),
+    (
+        lambda: RANKED.update(RANKED.init(0.0), np.arange(2), torch.ones(2)),
+        TypeError,
+        "priorities: fbuf takes .* torch",
+    ),
+    (lambda: importance_weights(DRAW, "0.4"), TypeError, "beta must be a number, or an array of one, got '0.4'"),  # type: ignore
+    (lambda: importance_weights(DRAW, None), TypeError, "beta must be a number, or an array of one, got None"),  # type: ignore
+    (lambda: importance_weights(DRAW, True), TypeError, "beta must be a number, or an array of one, got True"),
+    (lambda: importance_weights(DRAW, torch.ones(())), TypeError, "beta: fbuf takes .* got a torch Tensor"),  # type: ignore
+    (
+        call(donated, THREE.sample, jax.random.key(0), 2),
+        RuntimeError,
+        "was donated: .*Use the state that the function returned",
+    ),
+    (call(donated, THREE.size), RuntimeError, "was donated"),
+    (call(donated, THREE.clear), RuntimeError, "was donated"),
+    (call(donated, THREE.chances), RuntimeError, "was donated"),
+    (call(donated, functools.partial(save_state, "unused")), RuntimeError, "was donated"),
     # items
     (call(THREE.init, {"reward": wide()}), TypeError, WIDE_TYPES),
     (lambda: THREE.extend(HELD, {"reward": wide()}), TypeError, WIDE_TYPES),
@@ -160,7 +226,16 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (call(Trajectories, "a", endless=True), ValueError, "or endless=True without any, got endless="),
     (call(Trajectories, ()), TypeError, "terminated must be a key, or a tuple of keys"),
     (call(Trajectories, id=("a", 1.0)), TypeError, "id must be a key, or a tuple of keys"),
-    (call(made, trajectories=Trajectories(("next", "id"))), ValueError, "terminated=.*an item has no such leaf"),
+    (
+        call(made, trajectories=Trajectories(("next", "id"))),
+        ValueError,
+        r"terminated=\('next', 'id'\): an item has no such leaf\. ",
+    ),
+    (
+        call(made, trajectories=Trajectories("ends")),
+        ValueError,
+        r"='ends'.* Did you mean 'end'\? Its leaves are 'end', 'id', \('next', 'end'\), ",
+    ),
     (call(made, trajectories=Trajectories("next")), TypeError, "must be bool or floating, got <class 'dict'>"),
     (call(made, trajectories=Trajectories("id")), TypeError, "must be bool or floating, got int32"),
     (call(made, trajectories=Trajectories(id="next")), TypeError, "must be integer or bool or floating, got <class"),
