@@ -33,7 +33,7 @@ def leaf_at(item: Any, path: KeyPath) -> Any:
     return item
 
 
-def _those_of(item: object, path: Path) -> str:
+def _those_of(item: object, path: KeyPath) -> str:
     """The leaves of an item, the nearest one first; for the error about one that it does not have."""
     found = []
     for steps, _ in jax.tree_util.tree_leaves_with_path(item):
