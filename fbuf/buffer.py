@@ -283,10 +283,13 @@ class Buffer:
     def size(self, state: BufferState) -> Int[Array | np.generic, ""]:
         """Items stored, over all lanes: an int32, inside jit an array, else a NumPy scalar, for which it waits."""
         ring = state.ring
-        if isinstance(ring, RingState):
-            checks.in_memory(ring.counters)
         if isinstance(ring, RingState) and _is_here(ring.counters):
-            return np.int32(np.asarray(ring.counters)[1] * self.items_per_row)  # no program is dispatched
+            try:
+                counters = np.asarray(ring.counters)  # no program is dispatched
+            except RuntimeError:
+                checks.in_memory(ring.counters)
+                raise
+            return np.int32(counters[1] * self.items_per_row)
         return ring.size * self.items_per_row
 
     def clear(self, state: BufferState) -> BufferState:
