@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
-from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
+from interop.checkpoint.state import Apply, LoadOptions, Together, checked_state, described, state_for, state_of
 from interop.samplers import Sampler
 from interop.storages import Storage
 from interop.transforms.chain import Compose
@@ -79,9 +79,9 @@ def state(buffer: HasComponents, out: Writing | None) -> dict[str, Any]:
     storage = buffer.storage
     return {
         **settings(buffer),
-        "storage": storage.state() if out is None else storage.checkpointer.write(storage, out),
-        "sampler": described(buffer.sampler, buffer.sampler.state()),
-        "writer": described(buffer.writer, buffer.writer.state()),
+        "storage": state_of(storage) if out is None else storage.checkpointer.write(storage, out),
+        "sampler": described(buffer.sampler, state_of(buffer.sampler)),
+        "writer": described(buffer.writer, state_of(buffer.writer)),
     }
 
 
@@ -95,15 +95,15 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
-        buffer.sampler.with_state(sampler, options),
-        buffer.writer.with_state(writer, options),
+        checked_state(buffer.sampler, sampler, options),
+        checked_state(buffer.writer, writer, options),
         *with_settings(buffer, fields, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
     if _loads_storage(buffer, options):
         content, source = fields.any("storage"), options.source
         rows: Apply = (
-            storage.with_state(content, options)
+            checked_state(storage, content, options)
             if source is None
             else storage.checkpointer.read(storage, content, source, options)
         )
@@ -165,13 +165,13 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
         if name not in fields:
             raise CheckpointMismatch(f"{fields.where}: it is not the state of a buffer, the entry {name!r} is missing")
     parts: list[Apply] = [
-        buffer.sampler.with_state(fields.any("_sampler"), options),
-        buffer.writer.with_state(fields.any("_writer"), options),
+        checked_state(buffer.sampler, fields.any("_sampler"), options),
+        checked_state(buffer.writer, fields.any("_writer"), options),
         *with_settings_dict(buffer, fields, options),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
     if _loads_storage(buffer, options):
-        parts.insert(0, buffer.storage.with_state(fields.any("_storage"), options))
+        parts.insert(0, checked_state(buffer.storage, fields.any("_storage"), options))
     return Together([buffer.drop_prefetched, *parts, partial(_reloaded, buffer, options.beside)])
 
 

@@ -281,7 +281,8 @@ class Sampled(Component):
 
     def _settings(self) -> tuple[Any, ...]:
         """The settings of the samplers on which batches depend."""
-        return self.sampler.draws.settings
+        draws = self.sampler.draws
+        return draws.changes, *draws.settings
 
     def _make(self, batch: RequestedBatch) -> tuple[Any, Any] | None:
         """Make a requested batch, in a thread; None if it is stale."""

@@ -159,13 +159,13 @@ class Component(Aliases):
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the state, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
-        state: dict[str, Any] = as_tensors(self.state())
+        state: dict[str, Any] = as_tensors(state_of(self))
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a copy of a state. CheckpointError, a RuntimeError, for one of something else: nothing has changed."""
         with self._unchanging():
-            self._put_in(self.with_state(state_dict, EXACT))
+            self._put_in(checked_state(self, state_dict, EXACT))
 
     def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
         """The lock for saving and loading."""
@@ -182,7 +182,7 @@ class Component(Aliases):
         OSError where the disk is full or fails.
         """
         with Writing(path) as out:
-            out.write(described(self, self.state()))
+            out.write(described(self, state_of(self)))
 
     def loads(
         self,
@@ -200,7 +200,7 @@ class Component(Aliases):
         options = LoadOptions(strict, cast, allow_pickle)
 
         def use(source: Reading) -> Apply:
-            return self.with_state(state_for(self, source.tree, str(source.path)), options)
+            return checked_state(self, state_for(self, source.tree, str(source.path)), options)
 
         finished(load(path, use, verify))
 
@@ -286,7 +286,7 @@ def together(checks: Iterable[Callable[[], Apply]]) -> Together:
 
 def states_of(members: Sequence[Component]) -> list[Any]:
     """The state of each member of an ensemble, with its class."""
-    return [described(member, member.state()) for member in members]
+    return [described(member, state_of(member)) for member in members]
 
 
 def with_states(fields: Fields, members: Sequence[Component], options: LoadOptions) -> Together:
@@ -295,12 +295,42 @@ def with_states(fields: Fields, members: Sequence[Component], options: LoadOptio
     if len(saved) != len(members):
         raise CheckpointMismatch(f"{fields.where}: {len(saved)} members were saved, there are {len(members)}")
     return together(
-        partial(member.with_state, state_for(member, each, f"member {place}"), options)
+        partial(checked_state, member, state_for(member, each, f"member {place}"), options)
         for place, (member, each) in enumerate(zip(members, saved, strict=True))
     )
 
 
 # ------------------------------------------------------------------ classes of the user's
+
+
+def state_of(component: Component) -> dict[str, Any]:
+    """`state` of the class: an object of a user's class may have an attribute of this name."""
+    return type(component).state(component)
+
+
+def checked_state(component: Component, tree: object, options: LoadOptions) -> Apply:
+    """`with_state` of the class."""
+    return type(component).with_state(component, tree, options)
+
+
+def refuse_names(kind: type, reserved: Sequence[str]) -> None:
+    """TypeError if a class of the user's defines names that a base class uses for itself.
+
+    Its objects raise an AttributeError where they get such an attribute.
+    """
+    problem = f"a base class of {kind.__module__}.{kind.__qualname__} uses this name for itself, choose another one: "
+    taken = [name for name in reserved if name in vars(kind)]
+    if taken:
+        raise TypeError(problem + taken[0])
+    if "__setattr__" in vars(kind):
+        return
+
+    def set_attribute(component: object, name: str, value: object) -> None:
+        if name in reserved:
+            raise AttributeError(problem + name)
+        super(kind, component).__setattr__(name, value)  # type: ignore[arg-type]  # an object of this class
+
+    kind.__setattr__ = set_attribute  # type: ignore[assignment,method-assign]
 
 
 def _state_of_users(component: Stateful) -> dict[str, Any]:
@@ -382,7 +412,10 @@ def declared(kind: type) -> frozenset[str]:
     """The attributes that classes of this library declare for a class. As slow as a short write: keep the result."""
     names: set[str] = set()
     for each in filter(is_ours, kind.__mro__):
-        names.update(vars(each), inspect.get_annotations(each))
+        values = (
+            name for name, value in vars(each).items() if not inspect.isroutine(value)
+        )  # not what shadows a method
+        names.update(values, inspect.get_annotations(each))
     return frozenset(names)
 
 

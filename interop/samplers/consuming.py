@@ -43,48 +43,48 @@ class ConsumingSampler(Sampler):
         max_sample_count: how often an item is drawn.
     """
 
-    _draws: ConsumingDraws
-    _values: ItemUses
+    _library_draws: ConsumingDraws
+    _library_values: ItemUses
 
     def __init__(self, max_sample_count: int = 1) -> None:
-        self._values = ItemUses(whole("max_sample_count", max_sample_count))
-        self._draws = ConsumingDraws(self._values)
+        self._library_values = ItemUses(whole("max_sample_count", max_sample_count))
+        self._library_draws = ConsumingDraws(self._library_values)
 
     @property
     def max_sample_count(self) -> int:
         """How often an item is drawn."""
-        return self._values.most
+        return self._library_values.most
 
     @property
     def ran_out(self) -> bool:
         """Whether the last draw took the last item."""
-        return self._values.ran_out
+        return self._library_values.ran_out
 
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
-        self._values.ran_out = value
+        self._library_values.ran_out = value
 
     def sampleable(self, storage: Storage) -> int:
-        return self._values.left(storage)
+        return self._library_values.left(storage)
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """int64 [at most batch_size], each slot once, and an empty info. RuntimeError where nothing is left."""
-        return self._draws.draw(storage, batch_size, key)
+        return self._library_draws.draw(storage, batch_size, key)
 
     def vacant(self, count: int) -> np.ndarray:
         """At most `count` slots of consumed items."""
-        return self._values.vacant(count)
+        return self._library_values.vacant(count)
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """The items at index are new."""
-        self._values.written(index, storage=storage)
+        self._library_values.written(index, storage=storage)
 
     def state(self) -> dict[str, Any]:
-        return self._values.state()
+        return self._library_values.state()
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         with Entries.of(tree, self) as entries:
-            return self._values.with_state(entries)
+            return self._library_values.with_state(entries)
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError or ValueError for a buffer whose items cannot be consumed."""
@@ -103,7 +103,9 @@ class ConsumingSampler(Sampler):
             raise ValueError("sample_unit and consuming exclude each other: rows of an episode do not stay together")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_sample_count={self.max_sample_count}, sampleable={self._values.live})"
+        return (
+            f"{type(self).__name__}(max_sample_count={self.max_sample_count}, sampleable={self._library_values.live})"
+        )
 
 
 def consuming(sampler: Any, count: Any) -> Any:

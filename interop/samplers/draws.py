@@ -25,6 +25,7 @@ class Draws(ABC):
 
     reads_to_reserve = True  # whether `reserve` reads stored items, so that the lock of the storage must be held
     has_state = True  # whether a draw changes the next one, which a request must then be able to undo
+    changes = 0  # how often parameters changed that are not in `settings`: see `Sampler.parameters_changed`
     errors_count = False  # whether a draw that raises an error counts, as far as it came: in classes of users
 
     @abstractmethod

@@ -51,8 +51,9 @@ class EnsembleDraws(Draws):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        of_members = (setting for sampler in self._samplers for setting in sampler.draws.settings)
-        return *self._choice.settings, *of_members
+        of_members = [sampler.draws for sampler in self._samplers]
+        settings = (setting for draws in of_members for setting in (draws.changes, *draws.settings))
+        return *self._choice.settings, *settings
 
     def let_go(self) -> None:
         for sampler in self._samplers:

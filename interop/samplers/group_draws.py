@@ -32,7 +32,10 @@ class GroupDraws(SlotDraws):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        return () if self._staleness is None else self._staleness.draws.settings
+        if self._staleness is None:
+            return ()
+        draws = self._staleness.draws
+        return draws.changes, *draws.settings
 
     @property
     def undoable(self) -> Undoable | None:

@@ -32,7 +32,7 @@ class OwnValues(ItemValues):
     def __init__(
         self, sampler: MarkedSampler, inherited: ItemValues, undone_by: Sequence[str] = ("before_write",)
     ) -> None:
-        self._before = [getattr(sampler, name) for name in undone_by if hasattr(sampler, name)]
+        self._undone_by = undone_by
         self._sampler = sampler
         self._inherited = inherited
         self.are_priorities = inherited.are_priorities
@@ -67,13 +67,15 @@ class OwnValues(ItemValues):
 
     def before_write(self) -> dict[str, Any]:
         inherited = self._inherited.before_write()
-        if self._before:
-            return {"inherited": inherited, "own": self._before[0]()}
+        for name in self._undone_by:
+            if hasattr(self._sampler, name):
+                return {"inherited": inherited, "own": getattr(self._sampler, name)()}
         return {"inherited": inherited, "attributes": vars(self._sampler).copy()}
 
     def put_back(self, before: dict[str, Any]) -> None:
         if "own" in before:
-            self._sampler.put_back(before["own"])  # type: ignore[attr-defined]  # of a class that defines the pair
+            if before["own"] is not None:  # of a class that has nothing to undo
+                self._sampler.put_back(before["own"])  # type: ignore[attr-defined]  # of a class that defines the pair
         else:
             vars(self._sampler).update(before["attributes"])
         self._inherited.put_back(before["inherited"])

@@ -39,18 +39,18 @@ class PrioritizedSampler(DrawingSampler):
     """
 
     _EXCLUDES: ClassVar[bool] = False  # whether items may be excluded from draws
-    alpha = Parameter[float]("_values", "How much priorities count.")
-    beta = Parameter[float]("_values", "How much weights correct for it.")
-    reduction = Parameter[str]("_values", "How a buffer makes one priority of several.")
-    device = Parameter[torch.device]("_values", "The device of the priorities.")
+    alpha = Parameter[float]("_library_values", "How much priorities count.")
+    beta = Parameter[float]("_library_values", "How much weights correct for it.")
+    reduction = Parameter[str]("_library_values", "How a buffer makes one priority of several.")
+    device = Parameter[torch.device]("_library_values", "The device of the priorities.")
     functional_state = Parameter[fbuf.PrioritizedState | None](
-        "_values",
+        "_library_values",
         "The functional state of all items; None before the first item. O(capacity).\n\n"
         "The next write or draw takes its memory over: copy what is to be kept.",
     )
     dtype: torch.dtype
-    _draws: SlotDraws
-    _values: ItemPriorities
+    _library_draws: SlotDraws
+    _library_values: ItemPriorities
 
     def __init__(
         self,
@@ -77,27 +77,27 @@ class PrioritizedSampler(DrawingSampler):
         if place is not None and bridge.jax_device(place) is None:
             raise RuntimeError(f"JAX does not see the device {place}: install a JAX that does, or use the CPU")
         self.dtype = dtype
-        self._values = ItemPriorities(rule, max_capacity, alpha, beta, reduction, place, self._EXCLUDES)
+        self._library_values = ItemPriorities(rule, max_capacity, alpha, beta, reduction, place, self._EXCLUDES)
         if defined_outside(self, "mark_update"):
-            self._values.on_new = self.mark_update
-        self._draws = PriorityDraws(self._values)
+            self._library_values.on_new = self.mark_update
+        self._library_draws = PriorityDraws(self._library_values)
 
     # ------------------------------------------------------------------ parameters and priorities
 
     @property
     def max_size(self) -> int:
         """Items at most."""
-        return self._values.capacity
+        return self._library_values.capacity
 
     @property
     def eps(self) -> float:
         """Added to every priority."""
-        return self._values.rule.eps
+        return self._library_values.rule.eps
 
     @property
     def default_priority(self) -> float:
         """The priority of the next new item."""
-        return self._values.default
+        return self._library_values.default
 
     def raise_default_priority(self, priority: float) -> None:
         """Give new items at least this priority. Never lowers the priority of new items.
@@ -105,19 +105,19 @@ class PrioritizedSampler(DrawingSampler):
         No effect with `max_priority_within_buffer`: new items then get the highest priority of the stored ones. ValueError
         for a priority that `update_priority` refuses.
         """
-        self._values.raise_default(priority)
+        self._library_values.raise_default(priority)
 
     @property
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, before eps and alpha."""
-        return self._values.given
+        return self._library_values.given
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give the items at index the default priority; entries of -1 are ignored.
 
         IndexError for an item that is not stored. New items need `storage`.
         """
-        self._values.written(index, storage=storage)
+        self._library_values.written(index, storage=storage)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give stored items new priorities. Of equal indices the last wins; entries of -1 are ignored.
@@ -134,12 +134,12 @@ class PrioritizedSampler(DrawingSampler):
         IndexError or ValueError is raised by a later call of the buffer, as a ValueError, and nothing of that update was
         applied.
         """
-        self._values.update(index, priority, storage=storage)
+        self._library_values.update(index, priority, storage=storage)
 
     # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        return self._values.state()
+        return self._library_values.state()
 
     def state_dict(self) -> dict[str, Any]:
         """The state, and the weights that follow from the priorities as "_sum_tree" and "_min_tree"."""
@@ -148,7 +148,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         with Entries.of(tree, self) as entries:
-            return self._values.with_state(entries, options)
+            return self._library_values.with_state(entries, options)
 
     def __repr__(self) -> str:
         return (

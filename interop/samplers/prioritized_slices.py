@@ -31,8 +31,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """
 
     _EXCLUDES = True
-    _draws: SliceDraws
-    _values: ItemPriorities
+    _library_draws: SliceDraws
+    _library_values: ItemPriorities
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 stacklevel=2,
             )
             self.span = (False, self.span[1])
-        source = self._draws.source
-        shape = self._draws.shape
+        source = self._library_draws.source
+        shape = self._library_draws.shape
         PrioritizedSampler.__init__(
             self,
             max_capacity,
@@ -93,7 +93,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             reduction,
             max_priority_within_buffer=max_priority_within_buffer,
         )
-        self._draws = PrioritySliceDraws(source, shape, self._values)
+        self._library_draws = PrioritySliceDraws(source, shape, self._library_values)
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"

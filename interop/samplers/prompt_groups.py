@@ -41,8 +41,8 @@ class PromptGroupSampler(DrawingSampler):
             the info has the "staleness" of rows, float32. A draw then takes O(completions in groups that can be drawn).
     """
 
-    _draws: GroupDraws
-    _values: ItemGroups
+    _library_draws: GroupDraws
+    _library_values: ItemGroups
     _staleness: StalenessAwareSampler | None
 
     def __init__(
@@ -60,18 +60,18 @@ class PromptGroupSampler(DrawingSampler):
         if most is not None and most > MOST_USES:
             raise ValueError(f"max_uses must be at most {MOST_USES}, got {max_uses}: None is no bound")
         self._staleness = staleness
-        self._values = ItemGroups(size, group_key, most)
-        self._draws = GroupDraws(self._values, staleness)
+        self._library_values = ItemGroups(size, group_key, most)
+        self._library_draws = GroupDraws(self._library_values, staleness)
 
     @property
     def group_size(self) -> int:
         """Completions a group."""
-        return self._values.size
+        return self._library_values.size
 
     @property
     def max_uses(self) -> int | None:
         """Draws after which a group is consumed; None for no bound."""
-        return self._values.most
+        return self._library_values.most
 
     @property
     def staleness(self) -> StalenessAwareSampler | None:
@@ -81,24 +81,24 @@ class PromptGroupSampler(DrawingSampler):
     @property
     def num_ready(self) -> int:
         """Groups that can be drawn, of any staleness, as of the last write or draw."""
-        return len(self._values.ready)
+        return len(self._library_values.ready)
 
     @property
     def ran_out(self) -> bool:
         """Whether the last draw left fewer groups than it took."""
-        return self._values.ran_out
+        return self._library_values.ran_out
 
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
-        self._values.ran_out = value
+        self._library_values.ran_out = value
 
     def sampleable(self, storage: Storage) -> int:
-        self._values.try_sync(storage)
+        self._library_values.try_sync(storage)
         return self.num_ready * self.group_size
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """The items at index are new, in this order."""
-        self._values.written(index, storage=storage)
+        self._library_values.written(index, storage=storage)
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         if expands:
@@ -109,11 +109,11 @@ class PromptGroupSampler(DrawingSampler):
     # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        return {**self._values.state(), "members": states_of(self._members)}
+        return {**self._library_values.state(), "members": states_of(self._members)}
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         with Entries.of(tree, self) as entries:
-            groups = self._values.with_state(entries)
+            groups = self._library_values.with_state(entries)
             members = with_states(entries, self._members, options)
 
             def put() -> None:
@@ -128,6 +128,6 @@ class PromptGroupSampler(DrawingSampler):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(group_size={self.group_size}, group_key={self._values.key!r}, max_uses={self.max_uses}, "
-            f"num_ready={self.num_ready})"
+            f"{type(self).__name__}(group_size={self.group_size}, group_key={self._library_values.key!r}, "
+            f"max_uses={self.max_uses}, num_ready={self.num_ready})"
         )

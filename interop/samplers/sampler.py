@@ -1,5 +1,6 @@
 """The base class of samplers."""
 
+import copy
 import warnings
 from abc import ABC
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from interop.checkpoint.state import Stateful, defined_outside, is_ours
+from interop.checkpoint.state import Stateful, defined_outside, is_ours, refuse_names
 from interop.data import randomness
 from interop.data.arguments import whole
 from interop.samplers.draws import Draws
@@ -16,6 +17,8 @@ from interop.samplers.own_draws import OwnDraws, sampled_by_key
 from interop.samplers.own_values import OwnValues
 from interop.storages import Storage
 from interop.writers import Writer
+
+_RESERVED = ("draws", "item_values", "hooks")
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,15 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
     hooks: ClassVar[Hooks] = Hooks()
     _changes = 0  # calls of `parameters_changed`
-    _draws: Draws | None = None  # of a class of the library; None where the class draws by its own methods
-    _values: ItemValues = ItemValues()
+    _library_draws: Draws | None = None  # of a class of the library; None where the class draws by its own methods
+    _library_values: ItemValues = ItemValues()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         follows = cls.mark_update is not Sampler.mark_update
         takes = cls.update_priority is not Sampler.update_priority
+        if not is_ours(cls):
+            refuse_names(cls, _RESERVED)
         cls.hooks = Hooks(
             follows_writes=follows,
             takes_priorities=takes,
@@ -81,18 +86,18 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     @property
     def draws(self) -> Draws:
         """The draws as a buffer asks for them: reserved, undone, or read in one step."""
-        draws = self._draws
+        draws = self._library_draws
         if draws is not None and not self.hooks.draws:
             return draws
         by_key = type(self).sample is Sampler.sample
         return OwnDraws(
-            self, by_key, self._changes, draws, OwnValues(self, self._values, ("before_draw", "before_write"))
+            self, by_key, self._changes, draws, OwnValues(self, self._library_values, ("before_draw", "before_write"))
         )
 
     @property
     def item_values(self) -> ItemValues:
         """What the sampler keeps of stored items: priorities, uses, groups."""
-        return OwnValues(self, self._values) if self.hooks.is_users else self._values
+        return OwnValues(self, self._library_values) if self.hooks.is_users else self._library_values
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """An index into the storage and the info of a batch, both determined by the key and the state of the sampler.
@@ -114,6 +119,10 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     def parameters_changed(self) -> None:
         """Draw batches again that were drawn ahead. Call it after a change of an attribute on which draws depend."""
         self._changes += 1
+        if self._library_draws is not None:
+            if "_library_draws" not in vars(self):  # those of the class, which other samplers have too
+                self._library_draws = copy.copy(self._library_draws)
+            self._library_draws.changes = self._changes
 
     def sampleable(self, storage: Storage) -> int:
         """How many items can be drawn: the length of a buffer."""
@@ -161,12 +170,21 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
     def _empty(self) -> None:
         """Called by `clear`; a subclass may define it."""
-        if self._draws is not None:
-            self._draws.clear()
-        self._values.clear()
+        if self._library_draws is not None:
+            self._library_draws.clear()
+        self._library_values.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rng": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+    def __copy__(self) -> Self:
+        """A copy that draws, and follows writes, on its own. Attributes of a user's class are shared."""
+        twin = self.__class__.__new__(self.__class__)
+        state = self.__getstate__()
+        own: dict[str, Any] = {name: state.pop(name) for name in ("_library_draws", "_library_values") if name in state}
+        twin.__dict__.update(state)
+        twin.__dict__.update(copy.deepcopy(own, {id(self): twin}))
+        return twin

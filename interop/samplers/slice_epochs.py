@@ -27,7 +27,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         shuffle: False draws trajectories in the order of the storage.
     """
 
-    _draws: SliceEpochDraws
+    _library_draws: SliceEpochDraws
 
     def __init__(
         self,
@@ -63,11 +63,13 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             use_gpu=use_gpu,
             only_named_keys=only_named_keys,
         )
-        self._draws = SliceEpochDraws(self._draws.source, self._draws.shape, Epoch(shuffle, drop_last))
+        self._library_draws = SliceEpochDraws(
+            self._library_draws.source, self._library_draws.shape, Epoch(shuffle, drop_last)
+        )
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Begin an epoch."""
-        self._draws.written()
+        self._library_draws.written()
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {SamplerWithoutReplacement.__repr__(self).partition('(')[2]}"

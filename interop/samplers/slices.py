@@ -54,18 +54,18 @@ class SliceSampler(DrawingSampler):
     """
 
     _SHAPE: ClassVar[type[SliceShape]] = SliceShape
-    num_slices = Parameter[int | None]("_draws.shape", "How many slices a batch has; None where `slice_len` says so.")
-    slice_len = Parameter[int | None]("_draws.shape", "How many steps a slice has; None where `num_slices` says so.")
-    strict_length = Parameter[bool]("_draws.shape", "Whether shorter trajectories are not drawn.")
-    pad_output = Parameter[bool]("_draws.shape", "Whether they are filled up.")
-    span = Parameter[tuple[bool | int, bool | int]]("_draws.shape", "How far slices pass their trajectory.")
-    truncated_key = Parameter[Any]("_draws.shape", "The entry of the batch for the ends of slices.")
+    num_slices = Parameter[int | None]("_library_draws.shape", "Slices of a batch; None where `slice_len` says so.")
+    slice_len = Parameter[int | None]("_library_draws.shape", "Steps of a slice; None where `num_slices` says so.")
+    strict_length = Parameter[bool]("_library_draws.shape", "Whether shorter trajectories are not drawn.")
+    pad_output = Parameter[bool]("_library_draws.shape", "Whether they are filled up.")
+    span = Parameter[tuple[bool | int, bool | int]]("_library_draws.shape", "How far slices pass their trajectory.")
+    truncated_key = Parameter[Any]("_library_draws.shape", "The entry of the batch for the ends of slices.")
     end_keys: list[Any] | None
     cache_values: bool
     compile: bool | dict[str, Any]
     use_gpu: Any
     only_named_keys: bool
-    _draws: SliceDraws
+    _library_draws: SliceDraws
     _end_key: Any
     _traj_key: Any
 
@@ -108,7 +108,7 @@ class SliceSampler(DrawingSampler):
         self.only_named_keys = bool(only_named_keys)
         source = self._source_of(ends, trajectories)
         shape = self._SHAPE(num_slices, slice_len, bool(strict_length), bool(pad_output), span, truncated_key)
-        self._draws = SliceDraws(source, shape)
+        self._library_draws = SliceDraws(source, shape)
 
     def _source_of(self, ends: Tensor | None, trajectories: Tensor | None) -> Source:
         """The index of the trajectories that were given, or of those that stored entries mark."""
@@ -125,7 +125,7 @@ class SliceSampler(DrawingSampler):
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """RuntimeError for a list that is not read as a tensordict, TypeError for a writer that keeps no order."""
-        if self._draws.boundary_keys is None:  # of trajectories that were given
+        if self._library_draws.boundary_keys is None:  # of trajectories that were given
             return
         if isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage):
             raise RuntimeError(
@@ -141,7 +141,7 @@ class SliceSampler(DrawingSampler):
     @property
     def traj_key(self) -> Any:
         """The entry of trajectory ids: the named one, or the one that the last draw found; None for none."""
-        keys = self._draws.boundary_keys
+        keys = self._library_draws.boundary_keys
         if self._traj_key is not None or keys is None or not keys.stored_keys.ids:
             return self._traj_key
         return as_key(keys.stored_keys.ids[0])
@@ -149,7 +149,7 @@ class SliceSampler(DrawingSampler):
     @property
     def end_key(self) -> Any:
         """The entry that marks ends: the named one, or the one that the last draw found; None for none."""
-        keys = self._draws.boundary_keys
+        keys = self._library_draws.boundary_keys
         if self._end_key is not None or self.end_keys is not None or keys is None or not keys.stored_keys.ends:
             return self._end_key
         return as_key(keys.stored_keys.ends[0])
@@ -163,7 +163,7 @@ class SliceSampler(DrawingSampler):
             rest = super().with_state(entries, options)
 
             def put() -> None:
-                self._draws.forget()
+                self._library_draws.forget()
                 rest()
 
             return put

@@ -30,11 +30,13 @@ class StalenessAwareSampler(DrawingSampler):
         version_key: the entry that holds one version an item; KeyError at the draw where there is none.
     """
 
-    max_staleness = Parameter[int]("_draws", "The staleness above which items are not drawn; -1 for no bound.")
-    consumer_version = Parameter[int]("_draws", "The version of the policy that learns.")
-    staleness_weight_fn = Parameter[Callable[[Tensor], Tensor] | None]("_draws", "Makes weights of stalenesses.")
-    version_key = Parameter[Any]("_draws", "The entry that holds one version an item.")
-    _draws: StalenessDraws
+    max_staleness = Parameter[int]("_library_draws", "The staleness above which items are not drawn; -1 for no bound.")
+    consumer_version = Parameter[int]("_library_draws", "The version of the policy that learns.")
+    staleness_weight_fn = Parameter[Callable[[Tensor], Tensor] | None](
+        "_library_draws", "Makes weights of stalenesses."
+    )
+    version_key = Parameter[Any]("_library_draws", "The entry that holds one version an item.")
+    _library_draws: StalenessDraws
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class StalenessAwareSampler(DrawingSampler):
         staleness_weight_fn: Callable[[Tensor], Tensor] | None = None,
         version_key: Any = "policy_version",
     ) -> None:
-        self._draws = StalenessDraws(max_staleness, staleness_weight_fn, version_key)
+        self._library_draws = StalenessDraws(max_staleness, staleness_weight_fn, version_key)
 
     def increment_consumer_version(self) -> None:
         """The policy was updated."""
@@ -50,15 +52,15 @@ class StalenessAwareSampler(DrawingSampler):
 
     def staleness_of(self, storage: Storage, slots: np.ndarray | None = None) -> np.ndarray:
         """The staleness of all items, or of those at flat slots, in their shape."""
-        return self._draws.staleness_of(storage, slots)
+        return self._library_draws.staleness_of(storage, slots)
 
     def weighed(self, staleness: np.ndarray, noun: str = "items") -> Weighed:
         """The weights of items or groups of this staleness, [n > 0]. RuntimeError where none can be drawn."""
-        return self._draws.weighed(staleness, noun)
+        return self._library_draws.weighed(staleness, noun)
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Compute the weights anew at the next draw."""
-        self._draws.clear()
+        self._library_draws.clear()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -79,7 +81,7 @@ class StalenessAwareSampler(DrawingSampler):
                 self.consumer_version = version
                 self.max_staleness = most
                 self.version_key = key
-                self._draws.clear()
+                self._library_draws.clear()
 
             return put
 

@@ -78,7 +78,8 @@ class StalenessDraws(SlotDraws):
     def _current(self, storage: Storage) -> "_Cached":
         """The weights of all items; computed anew after a change, also by other processes."""
         stored(storage)
-        computed_at = (counts_of(storage), self._consumer_version, self._max_staleness, self.staleness_weight_fn)
+        settings = (self._consumer_version, self._max_staleness, self.staleness_weight_fn, self.changes)
+        computed_at = (counts_of(storage), *settings)
         cached = self._cached
         if cached is None or cached.storage() is not storage or cached.computed_at != computed_at:
             staleness = self.staleness_of(storage)

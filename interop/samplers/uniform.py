@@ -61,7 +61,7 @@ class UniformDraws(SlotDraws):
 class RandomSampler(DrawingSampler):
     """Uniform draws with replacement over all stored items. O(batch)."""
 
-    _draws = UniformDraws()  # it has no state
+    _library_draws = UniformDraws()  # it has no state
 
     def __init__(self) -> None:
         """It has no arguments."""

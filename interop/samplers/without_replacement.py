@@ -23,34 +23,34 @@ class SamplerWithoutReplacement(DrawingSampler):
         shuffle: False draws items in the order of their slots.
     """
 
-    _draws: EpochDraws
+    _library_draws: EpochDraws
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
-        self._draws = EpochDraws(Epoch(shuffle, drop_last))
+        self._library_draws = EpochDraws(Epoch(shuffle, drop_last))
 
     @property
     def drop_last(self) -> bool:
         """Whether no batch is shorter than asked for."""
-        return self._draws.epoch.drop_last
+        return self._library_draws.epoch.drop_last
 
     @property
     def shuffle(self) -> bool:
         """Whether items come in random order."""
-        return self._draws.epoch.shuffle
+        return self._library_draws.epoch.shuffle
 
     @property
     def ran_out(self) -> bool:
         """Whether the last batch was the end of an epoch."""
-        return self._draws.epoch.ran_out
+        return self._library_draws.epoch.ran_out
 
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
-        self._draws.epoch.ran_out = value
+        self._library_draws.epoch.ran_out = value
 
     # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        epoch = self._draws.state()
+        epoch = self._library_draws.state()
         return {
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
@@ -63,11 +63,11 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """The state, and under "_sample_list" the items that this epoch still has to return."""
-        return {**super().state_dict(), "_sample_list": torch.from_numpy(self._draws.state().left())}
+        return {**super().state_dict(), "_sample_list": torch.from_numpy(self._library_draws.state().left())}
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         with Entries.of(tree, self) as entries:
-            epoch = self._draws.epoch
+            epoch = self._library_draws.epoch
             order = None
             drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
             length = entries.whole("len_storage", most=2**48)
@@ -96,6 +96,6 @@ class SamplerWithoutReplacement(DrawingSampler):
             return put
 
     def __repr__(self) -> str:
-        epoch = self._draws.epoch
+        epoch = self._library_draws.epoch
         left = epoch.length if epoch.over else epoch.left
         return f"{type(self).__name__}({100 * left / max(epoch.length, 1):.4f}% left)"

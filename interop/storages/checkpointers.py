@@ -70,7 +70,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         if not storage.initialized:
             raise RuntimeError("Cannot save a non-initialized storage.")
         if not self._save_hooks:
-            return {"rows": storage.state()}
+            return {"rows": type(storage).state(storage)}
         refuse_frames(storage.table)
         data = self._through_save_hooks(storage, storage[:])
         return {
@@ -82,7 +82,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         TensorStorageCheckpointer.refuse_other(storage)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
-            return storage.with_state(fields.any("rows"), options)
+            return type(storage).with_state(storage, fields.any("rows"), options)
         return with_data(storage.table, self._through_load_hooks(fields, options), fields.any("ring"), options)
 
 
