@@ -1,22 +1,26 @@
 """Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`."""
 
-from fbuf import checkpoint, priority_tree, returns, storage, trajectories
+from fbuf import checkpoint, looking, priority_tree, returns, storage, trajectories
 from fbuf._version import __version__
 from fbuf.buffer import Buffer, BufferState
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
 from fbuf.frames import Frames, FrameState
 from fbuf.hash_table import HashTable, HashTableState
 from fbuf.highest_ranked import HighestRanked, HighestRankedState
+from fbuf.looking import Description, Why, describe, why
 from fbuf.memory_plan import NotEnoughDiskError, NotEnoughMemoryError, Plan, Share, plan
 from fbuf.mixture import Mixture, MixtureDraw
+from fbuf.resizing import resize
 from fbuf.returns import NStep, n_step, n_step_of_slots, returns_to_go
 from fbuf.samplers import (
+    Chances,
     Draw,
     Fifo,
     FifoState,
     PerTrajectory,
     Prioritized,
     PrioritizedState,
+    Reason,
     Sampler,
     Shuffled,
     ShuffledState,
@@ -32,9 +36,11 @@ from fbuf.writers import RingState, RoundRobin, Writer
 __all__ = [
     "Buffer",
     "BufferState",
+    "Chances",
     "CheckpointCorrupt",
     "CheckpointError",
     "CheckpointMismatch",
+    "Description",
     "Draw",
     "Fifo",
     "FifoState",
@@ -53,6 +59,7 @@ __all__ = [
     "Plan",
     "Prioritized",
     "PrioritizedState",
+    "Reason",
     "RingState",
     "RoundRobin",
     "Sampler",
@@ -66,18 +73,23 @@ __all__ = [
     "TrajectoryPlace",
     "TrajectoryState",
     "Uniform",
+    "Why",
     "Writer",
     "__version__",
     "checkpoint",
+    "describe",
     "importance_weights",
     "load_state",
+    "looking",
     "n_step",
     "n_step_of_slots",
     "plan",
     "priority_tree",
+    "resize",
     "returns",
     "returns_to_go",
     "save_state",
     "storage",
     "trajectories",
+    "why",
 ]

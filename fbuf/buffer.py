@@ -16,7 +16,9 @@ from fbuf.frames import Frames, FrameState
 from fbuf.fusion import computed_once
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
+from fbuf.samplers.chances import Chances, says_its_chances
 from fbuf.samplers.slices import Written
+from fbuf.timeline import TrajectoryTimeline
 from fbuf.trajectories import Trajectories, TrajectoryPlace, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
 
@@ -138,7 +140,7 @@ class Buffer:
         With `lanes_first` leaves are [*lanes, n, ...], and slots [*lanes, n]. The result is that of n writes of one row: of
         more than `capacity` rows the last stay. (Except for priorities with `new_items="highest_stored"`.) O(n).
         """
-        self._check(state)
+        self.check(state)
         at = len(self.lanes) if lanes_first else 0
         count = checks.batch_length(self._whole(state), batch, self.lanes, at)
         if not at:
@@ -183,7 +185,7 @@ class Buffer:
         nothing. `key` may be typed or raw. O(batch); but a program that returns the state without donating it copies all
         items.
         """
-        self._check(state)
+        self.check(state)
         batch_size = checks.as_int("batch_size", batch_size)
         size = state.ring.size * self.items_per_row  # not self.size, which would wait for it
         if isinstance(self.sampler, Slices):
@@ -201,7 +203,7 @@ class Buffer:
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
     ) -> BufferState:
         """Give items new priorities: one for each slot, or one for all. The sampler refuses bad ones."""
-        self._check(state)
+        self.check(state)
         slots = checks.slots(slots)
         priorities = checks.priorities(priorities, slots.shape)
         flat = jnp.broadcast_to(priorities, slots.shape).reshape(-1)
@@ -209,7 +211,7 @@ class Buffer:
 
     def read(self, state: BufferState, slots: Int[Array, " batch"]) -> Any:
         """A copy of the items at slots in range. O(batch). Observations that `frames` cannot rebuild are zeros."""
-        self._check(state)
+        self.check(state)
         return self._read(state, checks.slots(slots))
 
     def _read(self, state: BufferState, slots: Array) -> Any:
@@ -221,15 +223,38 @@ class Buffer:
 
     def intact(self, state: BufferState, slots: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
         """Whether reads of the items at slots in range return the written bits; False only with `frames`."""
-        self._check(state)
+        self.check(state)
         return frames.intact(state.frames, checks.slots(slots))
 
     def place(self, state: BufferState, slots: Int[Array, "*shape"]) -> TrajectoryPlace:
         """Positions in their trajectories of the items at slots in use. O(slots)."""
-        self._check(state)
+        self.check(state)
         if state.trajectories is None:
             raise ValueError("this buffer has no trajectories: build it with trajectories=fbuf.Trajectories(...)")
         return trajectories.place(state.trajectories, state.ring, checks.slots(slots))
+
+    def chances(self, state: BufferState) -> Chances:
+        """The law of the next draw, over all slots, with the reason where a slot cannot be drawn.
+
+        On the host, in NumPy: not inside jit. It waits for the state. O(slots), of `Slices` times burn_in + length.
+        """
+        checks.on_host("chances", state)
+        self.check(state)
+        slots = self.capacity * self.items_per_row
+        intact = None
+        if self._frames:
+            intact = np.asarray(frames.intact(state.frames, jnp.arange(slots, dtype=jnp.int32)))
+        if isinstance(self.sampler, Slices):
+            assert state.trajectories is not None
+            line = TrajectoryTimeline.of_index(state.ring, state.trajectories)
+            return self.sampler.chances(state.sampler, line, intact)
+        size = int(state.ring.size) * self.items_per_row
+        if says_its_chances(self.sampler):
+            found = self.sampler.chances(state.sampler, size)
+        else:
+            found = Chances.unknown(size)
+        found = found.over(slots)
+        return found if intact is None else found.without(~intact)
 
     def slots_of(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
         """The slots of the items in rows."""
@@ -245,7 +270,7 @@ class Buffer:
 
     def clear(self, state: BufferState) -> BufferState:
         """The buffer without items; their memory is kept."""
-        self._check(state)
+        self.check(state)
         known = state.trajectories
         return BufferState(
             items=state.items,
@@ -266,8 +291,9 @@ class Buffer:
             return self.capacity, self.items_per_row
         return (self.capacity * self.items_per_row,)
 
-    def _check(self, state: BufferState) -> None:
-        """ValueError for the state of another buffer; while tracing, at no cost at run time."""
+    def check(self, state: BufferState) -> None:
+        """ValueError for the state of another buffer, RuntimeError for one that was donated. No cost inside jit."""
+        checks.in_memory(state.ring.counters if isinstance(state.ring, RingState) else state.ring.size)
         checks.belongs(state.items, state.sampler, (self.capacity, *self.lanes), self.sampler, *self._sampled)
         if isinstance(state.ring, RingState) != self.writer.keeps_order:
             raise ValueError("the state was made by a buffer with another writer")

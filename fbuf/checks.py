@@ -56,6 +56,32 @@ def rule(name: str, given: Any, kind: type) -> None:
         raise TypeError(f"{name} must be a {kind.__name__}, got {given!r}: it does not define {', '.join(lacks)}")
 
 
+def on_host(name: str, state: object) -> None:
+    """TypeError for a state that is traced, RuntimeError for one that was donated, before a function that reads values."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(
+                f"{name}() reads values, which are not known inside jax.jit: state{jax.tree_util.keystr(path)} is traced. "
+                "Call it outside of the jitted function, with the state that this returns"
+            )
+        in_memory(leaf)
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise TypeError(
+                f"{name}() reads values, but state{jax.tree_util.keystr(path)} is on devices of other processes too: call "
+                "it for the part of each process"
+            )
+
+
+def in_memory(leaf: object) -> None:
+    """RuntimeError for an array that was donated. 100 ns."""
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+        raise RuntimeError(
+            "this state was donated: a function that was jitted with donate_argnums wrote into its memory, so its arrays "
+            "are deleted. Use the state that the function returned (state, ... = step(state, ...)), or, if you need the "
+            "earlier state, pass a copy: jax.tree.map(jnp.copy, state)"
+        )
+
+
 def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any, *made_for: int) -> None:
     """ValueError for a state whose shapes are not those of a buffer of `rows` (capacity and lanes) and this sampler.
 

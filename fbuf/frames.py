@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
@@ -215,6 +216,48 @@ def without(draw: Draw, lost: Bool[Array, "*shape"], burn_in: int) -> Draw:
 def clear(states: tuple[FrameState, ...]) -> tuple[FrameState, ...]:
     """States of the same size without items."""
     return tuple(dataclasses.replace(state, unlike=jnp.zeros_like(state.unlike)) for state in states)
+
+
+def resized(
+    rules: tuple[Frames, ...], states: tuple[FrameState, ...], slots: np.ndarray, capacity: int
+) -> tuple[FrameState, ...]:
+    """States of a ring of `capacity` rows, of which the first are those of `slots` [rows, lanes], the newest ones in order.
+
+    On the host: not inside jit. O(capacity) frames.
+    """
+    return tuple(_resized(rule, state, slots, capacity) for rule, state in zip(rules, states, strict=True))
+
+
+def _resized(rule: Frames, state: FrameState, slots: np.ndarray, capacity: int) -> FrameState:
+    (old, lanes), lane = state.final.shape, np.arange(state.final.shape[1])
+    size, room = capacity + rule.stack, rule.entries(capacity * lanes)
+    # The frames of a row and the next frame of the newest one, by age from -1 on; and of rows before the oldest one.
+    ages = np.arange(-1, min(len(slots) + rule.stack - 2, old + rule.stack - 2) + 1)[:, None]
+    source = np.full(size * lanes + room + 2, state.table.shape[0] - 1)  # the frame of zeros
+    source[(-1 - ages) % size * lanes + lane] = (int(state.cursor) - 1 - ages) % (old + rule.stack) * lanes + lane
+
+    owner, before = np.asarray(state.owner)[:-1], np.asarray(state.final).reshape(-1)
+    finals = (int(state.free) + np.arange(owner.size)) % owner.size  # those taken first come first
+    moved = np.full(before.size, -1)
+    moved[slots.reshape(-1)] = np.arange(slots.size)
+    used = (owner[finals] >= 0) & (before[owner[finals]] == finals) & (moved[owner[finals]] >= 0)
+    finals = finals[used][-room:]
+    source[size * lanes + np.arange(finals.size)] = (old + rule.stack) * lanes + finals
+    numbered = np.full(owner.size + 1, _LOST)  # the new number of a final
+    numbered[finals] = np.arange(finals.size)
+    final = before[slots]
+    after = np.full((capacity, lanes), _LOST, np.int32)
+    after[: len(slots)] = np.where(final >= 0, numbered[np.maximum(final, 0)], final)
+    owners = np.full(room + 1, -1, np.int32)
+    owners[: finals.size] = moved[owner[finals]]
+    return dataclasses.replace(
+        state,
+        table=state.table[source],
+        cursor=jnp.zeros((), jnp.int32),
+        owner=jnp.array(owners),
+        free=jnp.asarray(finals.size % room, jnp.int32),
+        final=jnp.array(after),
+    )
 
 
 def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write: Written) -> FrameState:

@@ -80,6 +80,23 @@ class HighestRanked(Writer):
         """State over the same rows, all empty again."""
         return _empty(capacity, state.ranks[0].dtype)
 
+    def resized(self, state: HighestRankedState, capacity: int) -> tuple[HighestRankedState, np.ndarray]:
+        """The items of highest rank stay, in the order of their rows. Of equal ranks those of higher rows stay.
+
+        O(size * log size).
+        """
+        ranks = np.asarray(state.ranks[0])[: int(state.size)]
+        rows = np.sort(np.argsort(ranks, kind="stable")[max(ranks.size - capacity, 0) :])
+        levels: list[np.ndarray] = []
+        below = ranks[rows]
+        for empty in _empty(capacity, ranks.dtype).ranks:
+            level = np.array(empty)
+            level[: below.size] = below
+            levels.append(level)
+            below = level.reshape(-1, FANOUT).min(1)
+        size, held = jnp.asarray(rows.size, jnp.int32), tuple(map(jnp.array, levels))
+        return dataclasses.replace(state, size=size, ranks=held), rows
+
 
 def _empty(capacity: int, dtype: Any) -> HighestRankedState:
     widths = [-(-(capacity + 1) // FANOUT) * FANOUT]  # one more: the last takes writes that are to be ignored

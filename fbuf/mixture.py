@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from fbuf import checks
 from fbuf.buffer import Buffer, BufferState
 from fbuf.priority_tree import LARGEST
-from fbuf.samplers import Draw, Slices
+from fbuf.samplers import Chances, Draw, Reason, Slices
 
 
 @jax.tree_util.register_dataclass
@@ -76,6 +76,15 @@ class Mixture:
     @property
     def _shares(self) -> tuple[float, ...]:
         return self.shares or (1.0,) * len(self.buffers)
+
+    def parts(self, laws: Sequence[Chances]) -> np.ndarray:
+        """The part of each member in the valid rows of a large batch, float64 [members], of the laws of their draws.
+
+        With fixed shares small batches have other parts: whole numbers of rows. On the host: not inside jit.
+        """
+        some = [bool((law.drawable | (law.reason == Reason.UNKNOWN)).any()) for law in laws]
+        shares = np.where(some, self._shares, 0.0)
+        return shares / (shares.sum() or 1)
 
     def init(self, example: Any) -> tuple[BufferState, ...]:
         """The states of empty members for items like `example`."""

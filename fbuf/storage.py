@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Int, PyTree
 
 from fbuf.fusion import (
     computed_once,
@@ -48,6 +48,21 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
         return kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating)
 
     return jax.tree.map(scatter, items, batch)
+
+
+def moved(tables: PyTree, rows: np.ndarray, capacity: int, empty: float = 0) -> PyTree:
+    """Tables of `capacity` rows, of which the first are some rows of others, and the rest is `empty`. O(capacity).
+
+    `rows`, at most `capacity`, are known on the host. Their number does not change the program.
+    """
+    padded = np.full(capacity, np.iinfo(np.int32).max, np.int32)
+    padded[: rows.size] = rows
+    return _moved(tables, padded, empty)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _moved(tables: PyTree, rows: Int[Array, " capacity"], empty: float) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=empty), tables)
 
 
 @jax.jit

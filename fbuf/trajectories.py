@@ -343,6 +343,24 @@ def clear(state: TrajectoryState) -> TrajectoryState:
     return dataclasses.replace(state, is_open=jnp.zeros_like(state.is_open))
 
 
+def resized(state: TrajectoryState, number: np.ndarray, spans: np.ndarray, capacity: int) -> TrajectoryState:
+    """The index of a ring of `capacity` rows, of which the first are some newest rows, the oldest first. O(capacity).
+
+    `number` [rows, lanes] are the numbers of their trajectories, and `spans` [rows, lanes, 3] the spans of these.
+    """
+    old, new = _modulus(state.number.shape[0]), _modulus(capacity)
+    count, lanes = number.shape
+    latest = np.asarray(state.latest).astype(np.int64)
+    first = number[0] if count else latest
+    number, latest = ((first % new + (each - first) % old) % new for each in (number, latest))  # they follow each other
+    numbers, held = np.full((capacity, lanes), -1, np.int32), np.zeros((capacity, lanes, 3), np.uint32)
+    numbers[:count] = number
+    held[number % capacity, np.arange(lanes)] = spans  # equal entries have equal spans
+    return dataclasses.replace(
+        state, number=jnp.array(numbers), spans=jnp.array(held), latest=jnp.array(latest.astype(np.int32))
+    )
+
+
 @jax.jit
 def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> TrajectoryPlace:
     """Positions in their trajectories of the items at slots, each of which must hold one. O(slots)."""

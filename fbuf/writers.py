@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Int, PyTree
 
 
 @runtime_checkable
@@ -36,6 +37,15 @@ class Writer(Protocol):
     @abstractmethod
     def clear(self, state: Any, capacity: int) -> Any:
         """State over the same rows, all empty again."""
+
+    def resized(self, state: PyTree, capacity: int) -> tuple[PyTree, np.ndarray]:
+        """State over `capacity` rows, of which the first have the items of some old rows; and these, in their new order.
+
+        On the host: not inside jit. TypeError by default.
+        """
+        raise TypeError(
+            f"{type(self).__name__} does not say which rows stay: define resized(state, capacity), see fbuf.Writer.resized"
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -91,6 +101,15 @@ class RoundRobin(Writer):
 
     def clear(self, state: RingState, capacity: int) -> RingState:
         return self.init(capacity, None)
+
+    def resized(self, state: RingState, capacity: int) -> tuple[RingState, np.ndarray]:
+        """The newest rows stay, the oldest of them first; `written` counts on. O(capacity).
+
+        The rows are numbers modulo the old capacity: negative ones count from its end.
+        """
+        cursor, size, low, high = np.asarray(state.counters).tolist()
+        kept = min(size, capacity)
+        return RingState(jnp.asarray([kept % capacity, kept, low, high], jnp.uint32)), cursor - kept + np.arange(kept)
 
 
 # -------------------------------------------------------------------- places around a ring; no sum overflows

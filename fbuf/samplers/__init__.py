@@ -1,5 +1,6 @@
 """Samplers: rules that name the slots of a batch."""
 
+from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.fifo import Fifo, FifoState
 from fbuf.samplers.prioritized import Prioritized, PrioritizedState
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler, importance_weights
@@ -8,6 +9,7 @@ from fbuf.samplers.slices import PerTrajectory, Slices, SlicesState
 from fbuf.samplers.uniform import Uniform
 
 __all__ = [
+    "Chances",
     "Draw",
     "Excluding",
     "Fifo",
@@ -16,6 +18,7 @@ __all__ = [
     "PerTrajectory",
     "Prioritized",
     "PrioritizedState",
+    "Reason",
     "Sampler",
     "Shuffled",
     "ShuffledState",

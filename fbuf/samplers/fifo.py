@@ -4,10 +4,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Int
 
 from fbuf.fusion import computed_once
+from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 
 
@@ -68,3 +70,23 @@ class Fifo(Sampler):
 
     def clear(self, state: FifoState) -> FifoState:
         return self.init(state.capacity)
+
+    def chances(self, state: FifoState, size: int) -> Chances:
+        """The oldest unread item for sure; later ones wait. O(size)."""
+        head, unread = int(state.head), int(state.unread)
+        queue = (head - unread + np.arange(unread)) % state.capacity
+        mass, reason = np.zeros(size), np.full(size, Reason.CONSUMED, np.uint8)
+        reason[queue] = Reason.WAITING
+        mass[queue[:1]] = 1
+        return Chances.of(mass, reason)
+
+    def resized(self, state: FifoState, size: int, slots: np.ndarray, capacity: int) -> FifoState:
+        """The newest items stay unread. Unread ones that have no room count as lost. O(1)."""
+        unread = min(int(state.unread), slots.size)
+        return dataclasses.replace(
+            state,
+            head=jnp.asarray(slots.size % capacity, jnp.int32),
+            unread=jnp.asarray(unread, jnp.int32),
+            lost=state.lost + (state.unread - unread).astype(jnp.uint32),
+            capacity=capacity,
+        )

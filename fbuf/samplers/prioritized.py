@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
-from fbuf import priority_tree, random_words
+from fbuf import priority_tree, random_words, storage
 from fbuf.fusion import (
     by_device,
     computed_once,
@@ -28,6 +28,7 @@ from fbuf.fusion import (
     zero_after_reading,
 )
 from fbuf.priority_tree import PriorityTree, two_sum
+from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
@@ -212,6 +213,36 @@ class Prioritized(Sampler):
         empty = self.init(state.tree.capacity) if state.excluded is None else self.init_excluding(state.tree.capacity)
         return dataclasses.replace(empty, alpha=state.alpha)
 
+    def chances(self, state: PrioritizedState, size: int) -> Chances:
+        """In proportion to the weights in the tree, summed in float64; the sums of the tree round. O(size)."""
+        reason = np.full(size, Reason.ZERO_PRIORITY, np.uint8)
+        if state.excluded is not None:
+            reason[np.asarray(state.excluded)[:size]] = Reason.EXCLUDED
+        return Chances.of(np.asarray(state.tree.leaves)[:size].astype(np.float64), reason)
+
+    def priorities(self, state: PrioritizedState, size: int) -> np.ndarray:
+        """Those of stored items. O(size)."""
+        return np.asarray(state.priorities)[:size]
+
+    def resized(self, state: PrioritizedState, size: int, slots: np.ndarray, capacity: int) -> PrioritizedState:
+        """The items keep their priorities and weights. O(capacity)."""
+        after, moved = self.init(capacity), storage.moved
+        width = after.priorities.size
+
+        at = np.flatnonzero(slots == int(state.highest_slot))
+        kept = at.size > 0 or int(state.highest_slot) < 0
+        return dataclasses.replace(
+            after,
+            priorities=moved(state.priorities, slots, width, -1),
+            tree=_filled(after.tree, moved(state.tree.leaves, slots, capacity)),
+            ranks=state.ranks and _filled(after.ranks, moved(state.ranks.leaves, slots, capacity)),
+            alpha=state.alpha,
+            highest=state.highest if kept else after.highest,
+            highest_slot=jnp.asarray(at[0], jnp.int32) if at.size else after.highest_slot,
+            refused=state.refused,
+            excluded=None if state.excluded is None else moved(state.excluded, slots, width),
+        )
+
     def reweight(self, state: PrioritizedState, alpha: Float[Array, ""] | float) -> PrioritizedState:
         """State with the weights of another alpha, which may be annealed without a new trace. O(capacity).
 
@@ -328,6 +359,9 @@ def _chance_at(leaves: Array, shared: tuple[Array, Array], _k: Array, slot: Arra
 def chance(value: Array, total: Float[Array, ""]) -> Array:
     """The probability of weight `value`. It does not underflow, or importance weights relative to it would be zero."""
     return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
+
+
+_filled = jax.jit(priority_tree.fill)  # eagerly each of its operations would be a program
 
 
 def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> PriorityTree | None:

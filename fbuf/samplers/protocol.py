@@ -6,8 +6,11 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
+
+from fbuf.samplers.chances import Chances
 
 
 @jax.tree_util.register_dataclass
@@ -70,6 +73,31 @@ class Sampler(Protocol):
     @abstractmethod
     def clear(self, state: Any) -> Any:
         """State over the same slots, all empty again."""
+
+    def chances(self, state: PyTree, size: int) -> Chances:
+        """The law of the next draw of one item, over slots 0 to size - 1. Not known by default.
+
+        On the host, in NumPy and float64: not inside jit. It waits for the state. A subclass with another `sample` needs
+        another `chances`: otherwise it counts as not known.
+        """
+        return Chances.unknown(size)
+
+    def priorities(self, state: PyTree, size: int) -> np.ndarray | None:
+        """The priorities of slots 0 to size - 1 as the user passed them, on the host; None by default, for none."""
+        return None
+
+    def resized(self, state: PyTree, size: int, slots: np.ndarray, capacity: int) -> PyTree:
+        """State over `capacity` slots, of which the first have the items that `slots` had, in this order.
+
+        `slots`, int64 [n], are some of the slots in use, 0 to size - 1: those of the newest items, the oldest first. On the
+        host: not inside jit. TypeError by default, but for a state without arrays.
+        """
+        if jax.tree.leaves(state):
+            raise TypeError(
+                f"{type(self).__name__} does not say how its state changes with the capacity: define "
+                "resized(state, size, slots, capacity), see fbuf.Sampler.resized"
+            )
+        return self.init(capacity)
 
 
 @runtime_checkable

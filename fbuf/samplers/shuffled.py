@@ -5,10 +5,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Int, UInt32
 
 from fbuf.fusion import by_device, computed_once
+from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 from fbuf.samplers.uniform import below
 
@@ -103,6 +105,54 @@ class Shuffled(Sampler):
         """State at the beginning of an epoch; one that is under way does not count as finished. O(1)."""
         used = (state.position > 0).astype(jnp.uint32)
         return dataclasses.replace(state, epoch=state.epoch + used, position=jnp.zeros_like(state.position))
+
+    def chances(self, state: ShuffledState, size: int) -> Chances:
+        """The items that are left in the epoch alike, or of a new epoch all. O(size)."""
+        order = self._order(state, size)
+        left = order[self._drawn(state, size) :]
+        mass, reason = np.zeros(size), np.full(size, Reason.CONSUMED, np.uint8)
+        if self.shuffle:
+            mass[left] = 1
+        else:
+            reason[left] = Reason.WAITING
+            mass[left[:1]] = 1
+        return Chances.of(mass, reason)
+
+    def _drawn(self, state: ShuffledState, size: int) -> int:
+        """How many of `size` items the epoch of the next draw has returned: 0 if it begins with the draw."""
+        position = int(state.position)
+        return position if position < size == int(state.length) else 0
+
+    def _order(self, state: ShuffledState, size: int) -> np.ndarray:
+        """The slots at the positions of the epoch of the next draw."""
+        order = np.arange(size)
+        if state.moved is not None and self._drawn(state, size):
+            moved = np.asarray(state.moved)[:size].astype(np.int64)
+            order = np.where(moved[:, 1] == int(state.epoch), moved[:, 0], order)
+        return order
+
+    def resized(self, state: ShuffledState, size: int, slots: np.ndarray, capacity: int) -> ShuffledState:
+        """The epoch goes on: items that it has returned do not come again. O(capacity).
+
+        With `shuffle=False` it goes on only if these items keep their slots; otherwise another epoch begins.
+        """
+        after = dataclasses.replace(
+            self.init(capacity), finished=state.finished, epoch=state.epoch, length=_number(slots.size)
+        )
+        if int(state.length) != size:  # a write has ended the epoch
+            return after
+        is_drawn = np.isin(slots, self._order(state, size)[: int(state.position)])
+        count = int(is_drawn.sum())
+        if after.moved is None:
+            return after if not is_drawn[:count].all() else dataclasses.replace(after, position=_number(count))
+        order = np.concatenate([np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)])
+        moved = np.zeros(after.moved.shape, np.uint32)
+        moved[: slots.size, 0], moved[: slots.size, 1] = order, int(state.epoch)
+        return dataclasses.replace(after, moved=jnp.array(moved), position=_number(count))
+
+
+def _number(value: int) -> Int[Array, ""]:
+    return jnp.asarray(value, jnp.int32)
 
 
 def take(

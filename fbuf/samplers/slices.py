@@ -13,8 +13,10 @@ from jaxtyping import Bool, Int, UInt8
 from fbuf import checks, trajectories
 from fbuf.fusion import computed_once, divmod_unsigned, entry, loop_variant, one_kernel_loop, two_or_more, zero_after
 from fbuf.samplers import windows
+from fbuf.samplers.chances import Chances, Reason, says_its_chances
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
 from fbuf.samplers.uniform import Uniform
+from fbuf.timeline import TrajectoryTimeline
 from fbuf.trajectories import OPEN, Queued, TrajectoryState
 from fbuf.writers import RingState, moved
 
@@ -327,6 +329,149 @@ class Slices:
         return dataclasses.replace(
             state, starts=self._places.clear(state.starts), head=head, count=count, going_count=going_count
         )
+
+    # ------------------------------------------------------------------ on the host
+
+    def chances(self, state: SlicesState, line: TrajectoryTimeline, intact: np.ndarray | None = None) -> Chances:
+        """The law of the next slice, over all slots, on the host: not inside jit. O(items * (burn_in + length)).
+
+        Args:
+            state: of these slices.
+            line: all stored rows.
+            intact: bool [slots]: items whose frames are all stored; all, by default.
+        """
+        own, slots = self._chances_of_starts(state, line), line.slots
+        reasons = np.full(line.capacity * line.lanes, Reason.NOT_WRITTEN, np.uint8)
+        if own.probability is None:
+            reasons[slots] = np.where(line.stored < self.shortest, Reason.TOO_SHORT, Reason.UNKNOWN)
+            return Chances(None, reasons)
+        before, after, whole = self._reach(line, intact)
+        start, reason = np.where(whole, own.probability[slots], 0), np.where(whole, own.reason[slots], Reason.LOST)
+        is_start = self._are_starts(line)
+        mass, rows = np.zeros(slots.shape), slots.shape[0]
+        why = np.where(line.stored < self.shortest, np.uint8(Reason.TOO_SHORT), np.uint8(Reason.LOST))
+        for offset in sorted(range(-min(self.burn_in, rows - 1), min(self.length, rows)), key=abs, reverse=True):
+            # A slice that begins in a row of `here` has the row `offset` rows on, in `there`.
+            here = slice(max(-offset, 0), rows - max(offset, 0))
+            there = slice(max(offset, 0), rows - max(-offset, 0))
+            reached = (after[here] >= offset) & (before[here] >= -offset) & is_start[here]
+            mass[there] += np.where(reached, start[here], 0)
+            why[there] = np.where(reached, reason[here], why[there])
+        probability, starts = np.zeros((2, reasons.size))
+        probability[slots], starts[slots] = mass, start
+        reasons[slots] = np.where(mass > 0, np.uint8(Reason.NONE), why)
+        return Chances(probability, reasons, starts)
+
+    def priorities(self, state: SlicesState, size: int) -> np.ndarray | None:
+        """Those of items, which count while they are starts: see `Sampler.priorities`."""
+        return None if isinstance(self.starts, PerTrajectory) else self.starts.priorities(state.starts, size)
+
+    def starts_that_reach(self, slot: int, line: TrajectoryTimeline, intact: np.ndarray | None = None) -> np.ndarray:
+        """Slots of the starts of which slices have the item at a slot in use, the oldest first. O(items)."""
+        (position,), (lane,) = line.positions(np.asarray([slot]))
+        before, after, whole = (table[:, lane] for table in self._reach(line, intact))
+        at = np.arange(line.rows.size)
+        reached = position - at <= np.minimum(after, self.length - 1)
+        reached &= at - position <= np.minimum(before, self.burn_in)
+        reached &= (line.number[:, lane] == line.number[position, lane]) & self._are_starts(line)[:, lane] & whole
+        return line.slots[reached, lane]
+
+    def _are_starts(self, line: TrajectoryTimeline) -> np.ndarray:
+        """bool [rows, lanes]: the starts, whether they can be drawn now or not."""
+        if not isinstance(self.starts, PerTrajectory):
+            return line.after + 1 >= self.shortest
+        choices = np.maximum(line.stored - self.length + 1, 1)
+        return (line.stored >= self.shortest) & (line.before < choices)
+
+    def _reach(self, line: TrajectoryTimeline, intact: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How far slices may reach from each row, backwards and forwards; and whether it may be a start."""
+        if intact is None:
+            return line.before, line.after, np.ones(line.before.shape, bool)
+        whole, at = intact[line.slots], np.arange(line.rows.size)[:, None]
+        ahead = np.minimum.accumulate(np.where(whole, line.rows.size, at)[::-1])[::-1] - at - 1
+        behind = at - np.maximum.accumulate(np.where(whole, -1, at)) - 1
+        return np.minimum(line.before, behind), np.minimum(line.after, ahead), whole
+
+    def _chances_of_starts(self, state: SlicesState, line: TrajectoryTimeline) -> Chances:
+        """The law of the next start, over all slots; without regard to frames."""
+        slots = line.capacity * line.lanes
+        if not says_its_chances(self._places):
+            return Chances.unknown(slots)
+        if isinstance(self.starts, PerTrajectory):
+            return self._chances_per_trajectory(state, line)
+        drawn = line.slots.size if self.known in ("all", "flags") else int(state.count)
+        own = self.starts.chances(state.starts, drawn)
+        if own.probability is None:
+            return Chances.unknown(slots)
+        if self.known in ("all", "flags"):
+            return own.over(slots)
+        entries = self._entries(state)
+        probability, reasons = np.zeros(slots), np.full(slots, Reason.TOO_SHORT, np.uint8)
+        probability[entries], reasons[entries] = own.probability, own.reason
+        return Chances(probability, reasons)
+
+    def _chances_per_trajectory(self, state: SlicesState, line: TrajectoryTimeline) -> Chances:
+        slots = line.capacity * line.lanes
+        last = np.concatenate([self._entries(state), self._newest_open(state, line)])
+        own = self._places.chances(state.starts, last.size)
+        if own.probability is None:
+            return Chances.unknown(slots)
+        shape = line.before.shape
+        of_trajectory, reason = np.zeros(shape), np.full(shape, Reason.TOO_SHORT, np.uint8)
+        at, lane = line.positions(last)
+        of_trajectory[at, lane], reason[at, lane] = own.probability, own.reason
+        end, lanes = np.arange(shape[0])[:, None] + line.after, np.arange(line.lanes)
+        share = of_trajectory[end, lanes] / np.maximum(line.stored - self.length + 1, 1)
+        probability, reasons = np.zeros(slots), np.full(slots, Reason.NOT_WRITTEN, np.uint8)
+        probability[line.slots] = np.where(self._are_starts(line), share, 0)
+        reasons[line.slots] = reason[end, lanes]
+        return Chances(probability, reasons)
+
+    def _entries(self, state: SlicesState) -> np.ndarray:
+        """The entries of the queue, the oldest first."""
+        assert state.queue is not None
+        queue = np.asarray(state.queue)
+        return queue[(int(state.head) + np.arange(int(state.count))) % (queue.size - 1)].astype(np.int64)
+
+    def _newest_open(self, state: SlicesState, line: TrajectoryTimeline) -> np.ndarray:
+        """The newest slots of the lanes whose latest trajectory is open and long enough, in the order of places."""
+        assert state.going is not None
+        lanes = np.asarray(state.going)[: int(state.going_count)].astype(np.int64)
+        return line.slots[-1, lanes] if line.rows.size else lanes
+
+    def resized(self, state: SlicesState, line: TrajectoryTimeline, kept: int, capacity: int) -> SlicesState:
+        """State over `capacity` rows, of which the first are the newest `kept` rows of `line`, in this order.
+
+        On the host: not inside jit. O(capacity).
+        """
+        lanes, dropped = line.lanes, line.rows.size - kept
+        slots, items = line.slots[dropped:].reshape(-1), capacity * lanes
+        after = self.init(capacity, lanes)
+        if self.known in ("all", "flags"):
+            starts = self._places.resized(state.starts, line.slots.size, slots, items)
+            gone = 0 if self.known == "all" else int(self._are_starts(line)[:dropped].sum())
+            return dataclasses.replace(after, starts=starts, count=state.count - gone)
+        entries = self._entries(state)
+        at, lane = line.positions(entries)
+        if self.known == "ends":  # those with enough rows left
+            stays = np.minimum(line.before[at, lane], at - dropped) + 1 >= self.shortest
+        else:
+            stays = at >= dropped
+        queue, places = (at - dropped)[stays] * lanes + lane[stays], np.flatnonzero(stays)
+        padded = np.zeros(items + 1, np.int32)
+        padded[: queue.size] = queue
+        after = dataclasses.replace(after, queue=jnp.array(padded), count=jnp.asarray(queue.size, jnp.int32))
+        drawable = entries.size
+        if self.known == "ends":
+            newest = self._newest_open(state, line) % lanes
+            stored = np.minimum(line.before[-1, newest] + 1, kept) if line.rows.size else newest
+            stays = np.flatnonzero(stored >= self.shortest)
+            going = np.concatenate([newest[stays], np.setdiff1d(np.arange(lanes), newest[stays])])
+            after = dataclasses.replace(
+                after, going=jnp.array(going, jnp.int32), going_count=jnp.asarray(stays.size, jnp.int32)
+            )
+            places, drawable = np.concatenate([places, drawable + stays]), drawable + newest.size
+        return dataclasses.replace(after, starts=self._places.resized(state.starts, drawable, places, items))
 
 
 @functools.partial(jax.jit, static_argnums=0)

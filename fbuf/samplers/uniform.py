@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Int, UInt32
 
 from fbuf import random_words
 from fbuf.fusion import map_entries
+from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 
 
@@ -32,6 +34,10 @@ class Uniform(Sampler):
 
     def clear(self, state: tuple[()]) -> tuple[()]:
         return state
+
+    def chances(self, state: tuple[()], size: int) -> Chances:
+        """Each stored item alike. O(size)."""
+        return Chances.of(np.ones(size), Reason.NONE)
 
 
 @functools.partial(jax.jit, static_argnums=1, static_argnames="another")
