@@ -19,14 +19,14 @@ from fbuf.looking.quantiles import Quantiles
 from fbuf.looking.sampling_summary import SamplingSummary
 from fbuf.looking.slot_facts import StoredTrajectory, Why
 from fbuf.mixture import Mixture
-from fbuf.paths import Path, leaf_at, path_of, required_leaf
+from fbuf.paths import KeyPath, leaf_at, path_of, required_leaf
 from fbuf.samplers import Chances, Reason, Slices
 from fbuf.timeline import Timeline, TrajectoryTimeline
 from fbuf.trajectories import CUT, OPEN, TERMINATED, TRUNCATED, Trajectories
 from fbuf.writers import RingState
 
 _ENDS = {TERMINATED: "terminated", TRUNCATED: "truncated", CUT: "followed", OPEN: "open"}
-_REWARDS: tuple[Path, ...] = (("reward",), ("rewards",), ("next", "reward"))
+_REWARDS: tuple[KeyPath, ...] = (("reward",), ("rewards",), ("next", "reward"))
 
 
 def describe(
@@ -95,7 +95,7 @@ def _other_kind(name: str, buffer: object, state: object) -> str:
 
 
 def _of_one(
-    buffer: Buffer, state: BufferState, rows: int | None, reward: str | Path | None, law: Chances
+    buffer: Buffer, state: BufferState, rows: int | None, reward: str | KeyPath | None, law: Chances
 ) -> Description:
     size, lanes = int(state.ring.size), buffer.items_per_row
     facts: dict[str, int | float | str] = {"capacity": buffer.capacity, "rows stored": size}
@@ -182,7 +182,7 @@ def _reader(leaf: Array) -> Callable[[np.ndarray], np.ndarray]:
     return read
 
 
-def _episodes(buffer: Buffer, state: BufferState, reward: str | Path | None) -> EpisodeSummary | None:
+def _episodes(buffer: Buffer, state: BufferState, reward: str | KeyPath | None) -> EpisodeSummary | None:
     if state.trajectories is None:
         return None
     assert isinstance(state.ring, RingState)
@@ -205,7 +205,7 @@ def _episodes(buffer: Buffer, state: BufferState, reward: str | Path | None) -> 
     )
 
 
-def _reward(buffer: Buffer, state: BufferState, given: str | Path | None) -> Path | None:
+def _reward(buffer: Buffer, state: BufferState, given: str | KeyPath | None) -> KeyPath | None:
     """The path of the reward; None if no leaf is known to be one."""
     if given is not None:
         path = path_of("reward", given)
@@ -236,7 +236,7 @@ def _is_reward(buffer: Buffer, leaf: object) -> bool:
 
 
 def _of_mixture(
-    mixture: Mixture, states: tuple[BufferState, ...], rows: int | None, reward: str | Path | None
+    mixture: Mixture, states: tuple[BufferState, ...], rows: int | None, reward: str | KeyPath | None
 ) -> Description:
     laws = _laws(mixture, states)
     parts, members = mixture.parts(laws), []
@@ -351,7 +351,7 @@ def _trajectory(
     last = position + int(line.after[position, lane])
     slots = line.slots[:, lane]
 
-    def at(path: Path, place: int) -> int | float:
+    def at(path: KeyPath, place: int) -> int | float:
         """The value of a marker."""
         leaf = leaf_at(items, path)
         row = np.asarray(leaf[int(line.rows[place])])  # one row of a leaf of one value an item
@@ -405,5 +405,5 @@ def _trajectory(
     return trajectory, begins, ends
 
 
-def _name(path: Path) -> str:
+def _name(path: KeyPath) -> str:
     return ".".join(map(str, path))
