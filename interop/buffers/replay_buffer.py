@@ -435,7 +435,6 @@ class ReplayBuffer(Sampled):
         """Write items, and give the samplers of all buffers on the storage their slots. The lock is held."""
         self._writer.refuse_write("extend" if many else "add")
         storage = self._storage
-        sampler = self._sampler
         transforms = self._transform.count
         if stored is None and transforms:
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
@@ -447,10 +446,12 @@ class ReplayBuffer(Sampled):
                 continue
             values = other.item_values
             values.refuse_forked_child()  # a sampler that cannot follow the write
-            followed = followed or other.hooks.follows_writes
-            if other.hooks.sees_writes:
+            hooks = other.hooks
+            followed = followed or hooks.follows_writes
+            if hooks.sees_writes:
                 undoable = (*undoable, values)
-        sampler.item_values.raise_deferred()
+        if self._deferring is not None:
+            self._deferring.raise_deferred()
         priority = self._priority_in(stored, many) if with_priorities else None
         if many and not self._reads_slots and hasattr(stored, "__next__"):
             stored = list(stored)  # it may be written twice
@@ -502,7 +503,8 @@ class ReplayBuffer(Sampled):
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set the priorities of the items at index. Warns if the sampler has none."""
         with locked(self):
-            self._sampler.item_values.raise_deferred()
+            if self._deferring is not None:
+                self._deferring.raise_deferred()
             if isinstance(index, tuple):
                 index = torch.stack([torch.as_tensor(coordinates) for coordinates in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:

@@ -1,4 +1,4 @@
-"""The base class of buffers and ensembles: batches, iteration, prefetch, transforms, checkpoints."""
+"""A batch is asked for, perhaps drawn ahead, and completed: the base class of buffers and ensembles."""
 
 import math
 import os

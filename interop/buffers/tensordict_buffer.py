@@ -179,7 +179,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not self._sampler.hooks.takes_priorities:
             return
         with locked(self):
-            self._sampler.item_values.raise_deferred()
+            if self._deferring is not None:
+                self._deferring.raise_deferred()
             ndim = self._storage.ndim
             anchors = column_of(data, "anchor_index") if self._unit is not None else None
             index = column_of(data, "index") if anchors is None else anchors

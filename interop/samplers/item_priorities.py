@@ -1,4 +1,4 @@
-"""Priorities of stored items, in memory and in a file of the storage."""
+"""New items get a priority, which updates change: in memory and in a file of the storage."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Items in proportion to their priority (arXiv:1511.05952)."""
+"""Items get a priority when they are written, and are drawn in proportion to it (arXiv:1511.05952)."""
 
 from typing import Any, ClassVar
 

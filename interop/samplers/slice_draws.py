@@ -1,4 +1,4 @@
-"""Draws of runs of consecutive items of one trajectory."""
+"""Slots are drawn as runs of consecutive items of one trajectory."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Batches that are built in one step from leaves and info."""
+"""Rows are read, and become a batch in one step, with the info of the draw."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

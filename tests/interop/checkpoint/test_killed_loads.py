@@ -136,7 +136,7 @@ STEPS = {
     "buffers/checkpoints": 7,
     "engine/saved_rows": 5,
     "engine/table": 9,
-    "storages/": 3,
+    "storages/": 2,
     "samplers/": 13,
     "host/priorities": 5,
 }  # files, lines apart
