@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": 11,
+    "docs/episodes.md": 4,
     "docs/extending.md": 9,
     "docs/engine.md": 5,
     "docs/from_torchrl.md": 3,

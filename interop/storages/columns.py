@@ -15,10 +15,13 @@ from torch import Tensor
 from interop.data import bridge
 from interop.data.keys import as_path
 from interop.storages import Storage
+from interop.storages.selected import SelectedItems
 
 
 def has(storage: Storage, key: NestedKey, slot: int = 0) -> bool:
     """Whether the items, or the one in `slot` where they may differ, have a tensor under the key."""
+    if isinstance(storage, SelectedItems):
+        return has(storage.base, key, int(storage.located(np.array(slot))))
     try:
         if storage.column(key) is not None:
             return True
@@ -39,6 +42,8 @@ def read(storage: Storage, key: NestedKey, slots: np.ndarray) -> Tensor:
 
     KeyError for an entry that is not stored.
     """
+    if isinstance(storage, SelectedItems):
+        return read(storage.base, key, storage.located(slots))
     held = storage.column(key)
     if held is None:
         return _by_item(storage, key, slots)
@@ -51,6 +56,8 @@ def read(storage: Storage, key: NestedKey, slots: np.ndarray) -> Tensor:
 
 def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> list[Tensor]:
     """`read` of several entries; items that are read whole are read once."""
+    if isinstance(storage, SelectedItems):
+        return read_several(storage.base, keys, storage.located(slots))
     if any(storage.column(key) is not None for key in keys):
         return [read(storage, key, slots) for key in keys]
     found = _gotten(storage, slots.reshape(-1))
@@ -60,6 +67,8 @@ def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> li
 
 def whole(storage: Storage, key: NestedKey) -> Tensor:
     """An entry of all stored items in the order of slots, [items, ...]; a view if possible."""
+    if isinstance(storage, SelectedItems):
+        return read(storage, key, np.arange(len(storage)))
     held = storage.column(key)
     if held is None:
         return _by_item(storage, key, np.arange(len(storage)))
