@@ -16,6 +16,7 @@ PAGES = {
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
     "docs/scale.md": 3,
+    "docs/view.md": 1,
 }  # and how many blocks of code each has
 
 

@@ -179,12 +179,17 @@ class Episodes(Generic[B]):
         return ends
 
     @cached_property
-    def numbers(self) -> np.ndarray:
-        """The number of the episode of each stored item, int64 by flat slot. O(rows)."""
+    def order(self) -> np.ndarray:
+        """The flat slots of all rows, one episode after the other, each in the order of time, int64 [rows]. O(rows)."""
         with locked(self._buffer):
             self._refuse_if_moved()
-            found = np.zeros(int(self.lengths.sum()), np.int64)
-            found[self._slots(np.arange(len(self)))] = np.repeat(np.arange(len(self)), self.lengths)
+            return self._slots(np.arange(len(self)))
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The number of the episode of each stored item, int64 by flat slot. O(rows)."""
+        found = np.zeros(int(self.lengths.sum()), np.int64)
+        found[self.order] = np.repeat(np.arange(len(self)), self.lengths)
         return found
 
     def slots(self, i: int) -> np.ndarray:
