@@ -7,9 +7,9 @@ import os
 import sys
 from types import ModuleType
 
-from interop.view.pages import html, serve, server, write
+from interop.view.pages import html, serve, server, to_rerun, write
 
-__all__ = ["html", "serve", "server", "write"]
+__all__ = ["html", "serve", "server", "to_rerun", "write"]
 
 
 class _View(ModuleType):

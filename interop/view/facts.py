@@ -18,7 +18,8 @@ from interop.view.thinning import binned, evenly, extremes, summary
 CELLS = 24_000  # of the picture of the ring
 LANES = 64  # of this picture
 LISTED = 20_000  # episodes of the list
-ROWS_OF_SUMMARIES = 100_000
+ROWS_OF_SUMMARIES = 100_000  # numbers of an entry
+ITEMS_OF_SUMMARIES = 500  # of a list, whose items are read whole
 POINTS = 400_000  # of all curves
 POINTS_OF_EPISODE = 400  # of one curve
 IMAGE_BYTES = 2_500_000
@@ -190,13 +191,14 @@ def _probabilities(probability: np.ndarray | None) -> Facts:
 
 
 def _keys(buffer: ReplayBuffer, entries: Iterable[Entry]) -> list[Facts]:
-    """The entries of items, with a summary of those that are numbers, over at most 100,000 rows, evenly chosen."""
+    """The entries of items, with a summary of those that are numbers, over at most 100,000 of them, evenly chosen."""
     storage = buffer.storage
     found = []
     for entry in entries:
         facts: Facts = {"name": entry.name, "kind": entry.kind, "dtype": entry.dtype, "shape": list(entry.shape)}
         if entry.is_numeric:
-            most = max(ROWS_OF_SUMMARIES // max(math.prod(entry.shape), 1), min(len(storage), 256))
+            most = max(ROWS_OF_SUMMARIES // max(math.prod(entry.shape), 1), 256)
+            most = most if storage.item_layout is not None else min(most, ITEMS_OF_SUMMARIES)
             slots = evenly(len(storage), most)
             facts |= {"rows": len(slots), "summary": dataclasses.asdict(summary(read_numbers(storage, entry, slots)))}
         found.append(facts)

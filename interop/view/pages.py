@@ -10,6 +10,7 @@ from interop.buffers import ReplayBuffer
 from interop.data.arguments import class_of
 from interop.view.facts import facts_of
 from interop.view.page import render
+from interop.view.rerun import record
 
 
 def write(source: object, out: str | os.PathLike[str] = "buffer.html", *, include: Sequence[int] = ()) -> Path:
@@ -77,6 +78,22 @@ def serve(source: object, port: int = 8000, host: str = "127.0.0.1") -> None:
             running.serve_forever()
         except KeyboardInterrupt:
             return
+
+
+def to_rerun(
+    source: object, path: str | os.PathLike[str] = "buffer.rrd", *, include: Sequence[int] | None = None
+) -> Path:
+    """Write the rows of episodes into a recording of Rerun, for `rerun buffer.rrd`. Returns its path.
+
+    Args:
+        source: as for `write`.
+        path: the file.
+        include: the numbers of the episodes; all by default.
+
+    Raises: RuntimeError or TypeError where the buffer has no episodes, IndexError for one that is not stored, ImportError
+    where `rerun-sdk` is not installed.
+    """
+    return record(_buffer_of(source), path, include)
 
 
 def _buffer_of(source: object) -> ReplayBuffer:

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,18 @@ def test_the_server_makes_the_page_anew():
         running.shutdown()
         running.server_close()
         thread.join()
+
+
+def test_a_recording_of_rerun(tmp_path):
+    with (
+        pytest.raises(IndexError, match="episode 99")
+        if find_spec("rerun")
+        else pytest.raises(ImportError, match="rerun")
+    ):
+        interop.view.to_rerun(buffer_of(), tmp_path / "none.rrd", include=[99])
+    pytest.importorskip("rerun")
+    path = interop.view.to_rerun(buffer_of(images=True), tmp_path / "all.rrd")
+    assert path.read_bytes()[:4] == b"RRF2" and path.stat().st_size > 10_000
 
 
 # ---------------------------------------------------------------------- the browser
