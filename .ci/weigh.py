@@ -40,7 +40,7 @@ OTHERS = 67
 # The classes above the limit of their family, and how many they may have. Remove the line of a class that is not any more.
 DEBTS = {
     # buffers
-    "interop.datasets.atari_dqn.AtariDQNExperienceReplay": 69,
+    "interop.datasets.atari_dqn.AtariDQNExperienceReplay": 68,
     "interop.datasets.openml.OpenMLExperienceReplay": 68,
     "interop.datasets.d4rl.D4RLExperienceReplay": 67,
     "interop.datasets.experience_replay.BaseDatasetExperienceReplay": 67,

@@ -97,6 +97,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "doors": ("FunctionalReplayBuffer", "from_fbuf"),
     "formats": ("FlatStorageCheckpointer", "H5StorageCheckpointer", "NestedStorageCheckpointer", "convert_torchrl"),
     "datasets": (),  # its names are used as `interop.datasets.X`
+    "view": (),
 }  # fmt: skip
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names}
 

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": 11,
+    "docs/episodes.md": 4,
     "docs/extending.md": 11,
     "docs/engine.md": 5,
     "docs/from_torchrl.md": 3,
@@ -16,6 +17,7 @@ PAGES = {
     "docs/gpu.md": 1,
     "docs/looking.md": 5,
     "docs/scale.md": 3,
+    "docs/view.md": 1,
 }  # and how many blocks of code each has
 
 

@@ -1,6 +1,6 @@
 """The state of a buffer: its components and settings, as a tree of a checkpoint or as a `state_dict`."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,9 @@ from interop.writers import Writer
 
 KIND = "replay buffer"
 
+WithBatchSize = Callable[[int | None], Apply]
+"""Warns of a batch size in a checkpoint that is another than that of the buffer. The returned function sets it."""
+
 
 class HasSettings(Protocol):
     """What checkpoints need of buffers and ensembles."""
@@ -27,7 +30,6 @@ class HasSettings(Protocol):
     def generator(self) -> torch.Generator | None: ...
     @property
     def transform(self) -> Compose: ...
-    def with_batch_size(self, saved: int | None) -> Apply: ...
 
 
 class HasComponents(HasSettings, Protocol):
@@ -64,13 +66,15 @@ def settings(buffer: HasSettings) -> dict[str, Any]:
     }
 
 
-def with_settings(buffer: HasSettings, fields: Fields, options: LoadOptions) -> list[Apply]:
+def with_settings(
+    buffer: HasSettings, fields: Fields, options: LoadOptions, with_batch_size: WithBatchSize
+) -> list[Apply]:
     """Check the settings in a saved tree; the returned functions put them in."""
     size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
         buffer.transform.with_state(fields.any("transforms"), options),
         _with_generator(buffer.generator, fields.any("generator"), fields.where),
-        buffer.with_batch_size(size),
+        with_batch_size(size),
     ]
 
 
@@ -85,10 +89,10 @@ def state(buffer: HasComponents, out: Writing | None) -> dict[str, Any]:
     }
 
 
-def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> Apply:
+def with_state(buffer: HasComponents, tree: object, options: LoadOptions, with_batch_size: WithBatchSize) -> Apply:
     """Check a result of `state`, or of `state_dict`; the returned function puts it in."""
     if is_state_dict(tree, options):
-        return _with_state_dict(buffer, Fields(tree, "the state_dict of a buffer"), options)
+        return _with_state_dict(buffer, Fields(tree, "the state_dict of a buffer"), options, with_batch_size)
     where = options.where
     fields = fields_of(tree, where)
     storage = buffer.storage
@@ -97,7 +101,7 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
     parts: list[Apply] = [
         checked_state(buffer.sampler, sampler, options),
         checked_state(buffer.writer, writer, options),
-        *with_settings(buffer, fields, options),
+        *with_settings(buffer, fields, options, with_batch_size),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
     if _loads_storage(buffer, options):
@@ -137,7 +141,9 @@ def settings_dict(buffer: HasSettings) -> dict[str, Any]:
     }
 
 
-def with_settings_dict(buffer: HasSettings, fields: Fields, options: LoadOptions) -> list[Apply]:
+def with_settings_dict(
+    buffer: HasSettings, fields: Fields, options: LoadOptions, with_batch_size: WithBatchSize
+) -> list[Apply]:
     """Check the settings in a `state_dict`; the returned functions put them in."""
     rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
@@ -145,7 +151,7 @@ def with_settings_dict(buffer: HasSettings, fields: Fields, options: LoadOptions
     return [
         buffer.transform.with_state(fields.any("_transforms"), options),
         _with_generator(buffer.generator, generator, fields.where),
-        buffer.with_batch_size(size),
+        with_batch_size(size),
     ]
 
 
@@ -160,14 +166,16 @@ def state_dict(buffer: HasComponents) -> dict[str, Any]:
     }
 
 
-def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions) -> Apply:
+def _with_state_dict(
+    buffer: HasComponents, fields: Fields, options: LoadOptions, with_batch_size: WithBatchSize
+) -> Apply:
     for name in ("_sampler", "_writer"):
         if name not in fields:
             raise CheckpointMismatch(f"{fields.where}: it is not the state of a buffer, the entry {name!r} is missing")
     parts: list[Apply] = [
         checked_state(buffer.sampler, fields.any("_sampler"), options),
         checked_state(buffer.writer, fields.any("_writer"), options),
-        *with_settings_dict(buffer, fields, options),
+        *with_settings_dict(buffer, fields, options, with_batch_size),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
     if _loads_storage(buffer, options):

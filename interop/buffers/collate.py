@@ -1,7 +1,7 @@
 """How a list of items becomes a batch."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection, lazy_stack
@@ -12,8 +12,10 @@ from interop.data.pytrees import none_of, row_of
 from interop.data.tensordicts import densely_stacked
 from interop.storages import CompressedListStorage, LazyStackStorage, ListStorage, Storage, TensorStorage
 
+T = TypeVar("T")
 
-def identity(data: Any) -> Any:
+
+def identity(data: T) -> T:
     """Return the result of the storage as the batch."""
     return data
 

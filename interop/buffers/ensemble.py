@@ -119,7 +119,7 @@ class ReplayBufferEnsemble(Sampled):
             for member in self.members:
                 member.add_reader(self)
 
-    def epoch_items(self) -> float:
+    def _epoch_items(self) -> float:
         """The number of items of all members; infinity if one is a stream, which has no length."""
         try:
             return sum(map(len, self.members))
@@ -375,7 +375,7 @@ class ReplayBufferEnsemble(Sampled):
         entries = Entries(choice, sampler)
         rest = [sampler.choice.with_state(entries.fields("choice"), entries)]
         entries.settle()
-        rest += with_settings(self, fields, options)
+        rest += with_settings(self, fields, options, self._with_batch_size)
         checks = []
         for place, (member, saved) in enumerate(zip(self.members, members, strict=True)):
             beside = (*options.beside, *self.members[:place])

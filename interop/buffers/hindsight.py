@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Request
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
@@ -154,6 +155,23 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
+    def _trajectory_keys(self) -> TrajectoryKeys:
+        ends = list(dict.fromkeys((self.end_key, *self._flags()[1:])))
+        return TrajectoryKeys.chosen(self.traj_key, ends, self.only_named_keys)
+
+    def _over(self, storage: Storage, sampler: Callable[[], Sampler] | None) -> ReplayBuffer:
+        goals = {
+            "her_ratio": self.her_ratio,
+            "strategy": self.strategy,
+            "goal_key": self.goal_key,
+            "achieved_goal_key": self.achieved_goal_key,
+            "reward_key": self.reward_key,
+            "end_key": self.end_key,
+            "traj_key": self.traj_key,
+            "only_named_keys": self.only_named_keys,
+        }
+        return HERReplayBuffer(self.reward_fn, storage=storage, sampler=sampler, **goals, **self._to_read())
+
     def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
@@ -246,8 +264,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             reached = needed["achieved_goal_key"] = self.achieved_goal_key
         missing = [f"{name}={key!r}" for name, key in needed.items() if not stored(key)]
         flags = [key for key in self._flags() if stored(key)]
-        ends = list(dict.fromkeys((self.end_key, *self._flags()[1:])))
-        episodes = StoredTrajectories(BoundaryKeys(TrajectoryKeys.chosen(self.traj_key, ends, self.only_named_keys)))
+        episodes = StoredTrajectories(BoundaryKeys(self._trajectory_keys()))
         if self._cached_entries is not None and self._cached_entries[1].episodes.keys.keys == episodes.keys.keys:
             episodes = self._cached_entries[1].episodes  # it knows the rows
         try:

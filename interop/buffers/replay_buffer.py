@@ -28,6 +28,7 @@ from interop.buffers.components import (
     shares_of,
 )
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
+from interop.buffers.episodes import Episodes, keys_of
 from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
 from interop.buffers.requested_batch import RequestedBatch
@@ -39,6 +40,7 @@ from interop.data import staging
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
 from interop.data.pytrees import each_leaf, length_of, swapped
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.engine import plans
 from interop.engine.followers import counts_of
 from interop.host.rows import TorchRows
@@ -57,7 +59,7 @@ from interop.storages.batches import batch_of, read_batch
 from interop.storages.storage import Follower, is_undoable
 from interop.transforms import Compose, Transform
 from interop.transforms.order import Order
-from interop.writers import RoundRobinWriter, Writer
+from interop.writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
 
 
 class ReplayBuffer(Sampled):
@@ -90,6 +92,7 @@ class ReplayBuffer(Sampled):
     priority_key: NestedKey | None = "td_error"  # the entry with priorities in samples of tensordicts
     _marks_samples = False  # whether samples contain the info
     _revises = False  # whether batches are changed after collating, also without transforms
+    _episodes: "Episodes[ReplayBuffer] | None" = None  # of the last use
     _workers_only_write = False  # whether other processes get the buffer without its sampler (sync=False)
 
     _storage: Storage
@@ -674,6 +677,64 @@ class ReplayBuffer(Sampled):
             self._storage.guard.recover()
             editing.assign(self._storage, self._writer, self.dim_extend, editing.unwrapped(index), value)
 
+    @property
+    def episodes(self) -> "Episodes[ReplayBuffer]":
+        """The stored episodes: their lengths, returns and ends, their rows, and buffers of some of them.
+
+        The same object until the next write. What divides them is what divides them for `SliceSampler`, with the keys that
+        the sampler of the buffer names, if it has slices. O(rows written since the last use).
+
+        TypeError for a writer that keeps no order; RuntimeError or TypeError where the items do not say where trajectories
+        end.
+        """
+        with locked(self):
+            keys = self._trajectory_keys()
+            if self._episodes is None or not self._episodes.are_current(self, keys):
+                self._episodes = Episodes(self, self._over, keys, self._episodes)
+            return self._episodes
+
+    def _trajectory_keys(self) -> TrajectoryKeys:
+        """The entries that divide the episodes."""
+        return keys_of(self._sampler)
+
+    def _over(self, storage: Storage, sampler: Callable[[], Sampler] | None) -> "ReplayBuffer":
+        """A buffer like this one to read other items."""
+        return ReplayBuffer(storage=storage, sampler=sampler, **self._to_read())
+
+    def _to_read(self) -> dict[str, Any]:
+        """The arguments of a buffer that reads other items as this one does."""
+        return {
+            "writer": ImmutableDatasetWriter(),
+            "collate_fn": self._collate_fn,
+            "transform": self._transform.clone() if len(self._transform) else None,
+            "batch_size": self._batch_size,
+            "pin_memory": self._pin_memory,
+            "generator": self._rng,
+            "sample_unit": self._unit,
+        }
+
+    def in_order(self) -> Any:
+        """All rows from the oldest to the newest: `rb[:]` with the rows of a ring in the order of writing.
+
+        `rb[:]` has rows in the order of their slots, so that in a full ring the newest row is followed by the oldest one:
+        write `other.extend(rb.in_order())`, not `other.extend(rb[:])`. A copy if the ring has gone around. O(rows).
+
+        TypeError for a writer or sampler under which rows are not in the order of writing.
+        """
+        with locked(self):
+            if not self._writer.keeps_order or isinstance(self._sampler, ConsumingSampler):
+                part = self._sampler if self._writer.keeps_order else self._writer
+                raise TypeError(
+                    f"with a {type(part).__name__} the rows are not stored in the order of writing: read rb[:]"
+                )
+            storage = self._storage
+            filled = storage.contents.filled_rows
+            oldest = storage.ring.cursor if filled == storage.row_capacity(None) else 0
+            if not oldest:
+                return self[:]
+            rows = (torch.arange(filled, device="cpu") + oldest) % filled
+            return self[(*(slice(None) for _ in range(self.dim_extend)), rows)] if self.dim_extend else self[rows]
+
     def read_all_in_order(self, end: int | None = None) -> Any:
         """`rb[:]`, or `rb[:end]`: rows in the order of their slots."""
         return self[:] if end is None else self[:end]
@@ -846,7 +907,7 @@ class ReplayBuffer(Sampled):
         return checkpoints.state(self, out)
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
-        return checkpoints.with_state(self, tree, options)
+        return checkpoints.with_state(self, tree, options, self._with_batch_size)
 
     def _unchanging(self) -> Held:
         return Held(self._held())
@@ -908,7 +969,7 @@ _MADE_LATE = (
     "_moves_slots",
 )
 _NOT_KEPT = (
-    *("_making", "_stepping", "_iterating", "_readers"),
+    *("_making", "_stepping", "_iterating", "_readers", "_episodes"),
     *(
         "_make_components",
         "_known_storage",

@@ -360,12 +360,12 @@ class Sampled(Component):
             left -= 1
             yield self.sample()
 
-    def epoch_items(self) -> float:
+    def _epoch_items(self) -> float:
         """How many items an iteration draws if the sampler has no epochs; infinity if it does not end."""
         return math.inf
 
     def _batches_of_epoch(self, batch_size: int) -> float:
-        items = math.inf if self.sampler.hooks.ends_epochs else self.epoch_items()
+        items = math.inf if self.sampler.hooks.ends_epochs else self._epoch_items()
         return items if items == math.inf else max(math.ceil(items / batch_size), 1)
 
     def _has_more(self) -> bool:
@@ -455,7 +455,7 @@ class Sampled(Component):
         """Put a checked state in, in one transaction."""
         replaced([storage.guard for storage in self._replaced_storages()], apply)
 
-    def with_batch_size(self, saved: int | None) -> Apply:
+    def _with_batch_size(self, saved: int | None) -> Apply:
         """Warn of another batch size in a checkpoint; the returned function sets it."""
         size = self._batch_size if saved is None else saved
         if self._batch_size not in (None, size):  # before anything changes: a filter may raise the warning

@@ -98,6 +98,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _default_writer(compilable: bool) -> Writer:
         return TensorDictRoundRobinWriter(compilable)
 
+    def _over(self, storage: Storage, sampler: Callable[[], Sampler] | None) -> ReplayBuffer:
+        return TensorDictReplayBuffer(storage=storage, sampler=sampler, **self._to_read())
+
+    def _to_read(self) -> dict[str, Any]:
+        return {**super()._to_read(), "priority_key": self.priority_key}
+
     def _check_data(self, call: str, data: Any) -> None:
         if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             raise ValueError(

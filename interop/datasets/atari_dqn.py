@@ -321,8 +321,8 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         return self.data_path_root
 
     @property
-    def episodes(self) -> Tensor:
-        """The episode number of each row, int64 [N], from 0."""
+    def episodes(self) -> Tensor:  # type: ignore[override]  # the name is older here
+        """The episode number of each row, int64 [N], from 0: not the view of episodes that other buffers have here."""
         if self.data_path != self.data_path_root:  # a row is a trajectory
             return torch.arange(len(self))
         done = columns.whole(self._storage, _DONE) != 0

@@ -216,7 +216,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         with damage_of(self.data_path):
             return publish(self.data_path, of, make, when="differs")
 
-    def epoch_items(self) -> float:
+    def _epoch_items(self) -> float:
         """The number of rows."""
         return len(self)
 

@@ -275,9 +275,9 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         )
         return map(self.transform, trajectories)
 
-    def epoch_items(self) -> float:
+    def _epoch_items(self) -> float:
         """The number of rows; infinity for a stream, which restarts."""
-        return math.inf if self.streaming else super().epoch_items()
+        return math.inf if self.streaming else super()._epoch_items()
 
     def delete(self) -> None:
         """Remove the rows from disk. RuntimeError for a stream."""

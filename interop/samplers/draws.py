@@ -10,6 +10,7 @@ from torch import Tensor
 from fbuf import free_memory
 from fbuf.memory_plan import Share
 from interop.data.pytrees import each_leaf
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host.epochs import Epoch
 from interop.samplers.shares import ShardContents
 from interop.storages import Storage
@@ -75,6 +76,11 @@ class Draws(ABC):
 
         None for single items.
         """
+        return None
+
+    @property
+    def trajectory_keys(self) -> TrajectoryKeys | None:
+        """The entries that divide trajectories; None for draws of single items, or of trajectories that were given."""
         return None
 
     def check_batch_size(self, batch_size: int) -> None:

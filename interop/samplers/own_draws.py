@@ -9,6 +9,7 @@ from fbuf.memory_plan import Share
 from interop.checkpoint.state import defined_outside
 from interop.data.arguments import class_of
 from interop.data.index import as_tensor
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.samplers.draws import Draws, host_share
 from interop.storages import Storage
 from interop.storages.all_or_nothing import Undoable
@@ -75,6 +76,10 @@ class OwnDraws(Draws):
 
     def slice_lengths(self) -> np.ndarray | None:
         return None if self._inherited is None else self._inherited.slice_lengths()
+
+    @property
+    def trajectory_keys(self) -> TrajectoryKeys | None:
+        return None if self._inherited is None else self._inherited.trajectory_keys
 
     def check_batch_size(self, batch_size: int) -> None:
         if self._inherited is not None:

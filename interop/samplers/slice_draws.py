@@ -10,6 +10,7 @@ from torch import Tensor
 from fbuf.memory_plan import Share
 from interop.data import randomness
 from interop.data.arguments import whole
+from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
@@ -87,6 +88,11 @@ class SliceDraws(SlotDraws):
     def boundary_keys(self) -> BoundaryKeys | None:
         """The entries that mark trajectories; None where trajectories were given."""
         return self.source.keys if isinstance(self.source, StoredTrajectories) else None
+
+    @property
+    def trajectory_keys(self) -> TrajectoryKeys | None:
+        keys = self.boundary_keys
+        return None if keys is None else keys.keys
 
     def trajectories(self, storage: Storage) -> Trajectories:
         """The stored trajectories. The lock of the storage is held.

@@ -12,7 +12,6 @@ from tensordict import is_tensor_collection
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.data import bridge
 from interop.data.keys import as_path
 from interop.storages import Storage
 
@@ -39,30 +38,28 @@ def read(storage: Storage, key: NestedKey, slots: np.ndarray) -> Tensor:
 
     KeyError for an entry that is not stored.
     """
-    held = storage.contents.column(key)
-    if held is None:
-        return _by_item(storage, key, slots)
-    if storage.ndim == 1 and held.device.type == "cpu" and held.dtype in bridge.DTYPES:
-        found = torch.from_numpy(bridge.numpy_view(held).take(slots, 0))
-        return found.view(torch.bfloat16) if held.dtype == torch.bfloat16 else found
-    shape = held.shape[: storage.ndim]
-    return held[tuple(torch.from_numpy(each).to(held.device) for each in np.unravel_index(slots, tuple(shape)))]
+    values = storage.contents.read(key, slots)
+    return _by_item(storage, key, slots) if values is None else values
 
 
 def read_several(storage: Storage, keys: Sequence[Any], slots: np.ndarray) -> list[Tensor]:
     """`read` of several entries; items that are read whole are read once."""
-    if any(storage.contents.column(key) is not None for key in keys):
-        return [read(storage, key, slots) for key in keys]
+    columns = [storage.contents.read(key, slots) for key in keys]
+    if any(values is not None for values in columns):
+        return [
+            _by_item(storage, key, slots) if values is None else values
+            for key, values in zip(keys, columns, strict=True)
+        ]
     found = _gotten(storage, slots.reshape(-1))
-    values = (_one_entry(found, key) for key in keys)
-    return [value.reshape(*slots.shape, *value.shape[1:]) for value in values]
+    entries = (_one_entry(found, key) for key in keys)
+    return [values.reshape(*slots.shape, *values.shape[1:]) for values in entries]
 
 
 def whole(storage: Storage, key: NestedKey) -> Tensor:
     """An entry of all stored items in the order of slots, [items, ...]; a view if possible."""
     held = storage.contents.column(key)
     if held is None:
-        return _by_item(storage, key, np.arange(len(storage)))
+        return read(storage, key, np.arange(len(storage)))
     assert storage.shape is not None
     return held[: storage.shape[0]].flatten(0, storage.ndim - 1)
 

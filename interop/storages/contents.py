@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from tensordict.utils import NestedKey
 
+from interop.data import bridge
 from interop.data.keys import as_path
 from interop.data.layout import KeyPath, Layout
 from interop.engine.kept_values import KeptValues
@@ -84,6 +85,21 @@ class Contents:
         Do not keep it: the memory may move. KeyError for an entry that is not stored.
         """
         return None
+
+    def read(self, key: NestedKey, slots: np.ndarray) -> torch.Tensor | None:
+        """Copies of an entry of the items at flat slots, [*slots.shape, ...]; None if entries can only be read by `get`.
+
+        KeyError for an entry that is not stored. O(slots).
+        """
+        held = self.column(key)
+        if held is None:
+            return None
+        ndim = self._storage.ndim
+        if ndim == 1 and held.device.type == "cpu" and held.dtype in bridge.DTYPES:
+            found = torch.from_numpy(bridge.numpy_view(held).take(slots, 0))
+            return found.view(torch.bfloat16) if held.dtype == torch.bfloat16 else found
+        shape = tuple(held.shape[:ndim])
+        return held[tuple(torch.from_numpy(each).to(held.device) for each in np.unravel_index(slots, shape))]
 
     def host_columns(self, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
         """NumPy views of entries, [items, ...] each, None for an entry that is not stored; None if there are no views."""
