@@ -94,6 +94,7 @@ SAME_MEANING = {
     ("fbuf.trajectories.Trajectories", "interop.host.trajectories.Trajectories"): "the index, in each engine",
     ("fbuf/trajectories.py", "interop/host/trajectories.py"): "the index, in each engine",
     ("fbuf.frames.Frames", "interop.engine.places.frames.Frames"): "frames that are stored once, for jit and for torch",
+    ("fbuf/names.py", "interop/names.py"): "the public names of a package",
     ("fbuf/storage.py", "interop/storages/storage.py"): "items by slot, for jit and for torch",
     (
         "fbuf/frames.py",

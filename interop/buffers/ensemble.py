@@ -341,6 +341,11 @@ class ReplayBufferEnsemble(Sampled):
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         where = options.where
+        if options.resize:
+            raise NotImplementedError(
+                "an ensemble does not load members of another capacity: open the checkpoint by interop.open(path, 'r+'), "
+                "and resize() its members"
+            )
         fields = fields_of(tree, where)
         members = fields.items("members")
         if len(members) != len(self):

@@ -134,6 +134,17 @@ class Sampled(Component):
         """Of `sample()` and of iteration."""
         return self._batch_size
 
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:
+        size = None if value is None else whole("batch_size", value)
+        if size is None and self.prefetches:
+            raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
+        self.sampler.check_batch_size(size)
+        with self._locked():
+            if size != self._batch_size:
+                self.drop_prefetched()
+            self._batch_size = size
+
     @property
     def generator(self) -> torch.Generator | None:
         """The source of all random numbers; None for torch's global generator."""
@@ -397,6 +408,7 @@ class Sampled(Component):
         strict: bool = True,
         cast: bool = False,
         allow_pickle: bool = False,
+        resize: bool = False,
     ) -> None:
         """Load a checkpoint into a buffer built alike, which then continues as the saved one would.
 
@@ -412,6 +424,8 @@ class Sampled(Component):
             cast: cast items of other dtypes, instead of raising.
             allow_pickle: read objects saved by `ListStorageCheckpointer(allow_pickle=True)`. This runs any code that the
                 file names: only for files that you trust.
+            resize: load a checkpoint of another capacity, as if the saved buffer had been resized before; see
+                `ReplayBuffer.resize`. The rows are in memory three times meanwhile.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
@@ -421,7 +435,7 @@ class Sampled(Component):
         refuse_torchrl_folder(path)
 
         def check(source: Source) -> Apply:
-            options = LoadOptions(strict, cast, allow_pickle, source, str(source.path))
+            options = LoadOptions(strict, cast, allow_pickle, source, str(source.path), resize=bool(resize))
             return self.with_state(source.tree, options)
 
         with self._unchanging():
@@ -431,21 +445,6 @@ class Sampled(Component):
     def _put_in(self, apply: Apply) -> None:
         """Put a checked state in, in one transaction."""
         replaced([storage.guard for storage in self._replaced_storages()], apply)
-
-    def with_batch_size(self, saved: int | None) -> Apply:
-        """Warn of another batch size in a checkpoint; the returned function sets it."""
-        size = self._batch_size if saved is None else saved
-        if self._batch_size not in (None, size):  # before anything changes: a filter may raise the warning
-            warnings.warn(
-                f"the buffer had batch_size={self._batch_size}, the checkpoint has {size}, which counts",
-                UserWarning,
-                stacklevel=5,
-            )
-
-        def put() -> None:
-            self._batch_size = size
-
-        return put
 
 
 def as_generator(generator: Any) -> torch.Generator | None:

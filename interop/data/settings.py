@@ -14,16 +14,17 @@
 
 import os
 import platform
-import sys
 import threading
 import warnings
 import zlib
 from typing import Any
 
-_jax_is_ours = "jax" not in sys.modules
-_torch_only = _jax_is_ours and "NPROC" not in os.environ
+import jax
 
-import jax  # noqa: E402
+from interop.data.import_order import JAX_CAME_FIRST
+
+_jax_is_ours = not JAX_CAME_FIRST
+_torch_only = _jax_is_ours and "NPROC" not in os.environ
 
 _started = False
 _lock = threading.Lock()

@@ -118,6 +118,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         index = self.trajectories(storage)
         self._candidates(index, length)
         with self._lock:
+            self._prepare(storage)  # first: where the priorities move, no item is excluded any more
             self._allow(storage, index, length)
             drawn, weights, _ = self.draw_by_priority(storage, count, key)
         starts = drawn.cpu().numpy()
@@ -133,6 +134,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._bind(storage)
         with self._lock:
             if self._eligible(storage, length):
+                self._prepare(storage)
                 self._allow(storage, self.trajectories(storage), length)
                 return dataclasses.replace(PrioritizedSampler.share(self, storage, 1), unit=length)
         return ShardContents(len(storage), 0.0, beta=self.beta, unit=length, highest=self.highest)
