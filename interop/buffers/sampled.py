@@ -140,9 +140,8 @@ class Sampled(Component):
         if size is None and self.prefetches:
             raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
         self.sampler.check_batch_size(size)
-        with self._locked():
-            if size != self._batch_size:
-                self.drop_prefetched()
+        if size != self._batch_size:  # without the lock: a load sets it inside a transaction
+            self.drop_prefetched()
             self._batch_size = size
 
     @property
