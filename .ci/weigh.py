@@ -60,6 +60,8 @@ SAME_MEANING = {
     ("fbuf.trajectories.Trajectories", "interop.host.trajectories.Trajectories"): "the index, in each engine",
     ("fbuf/trajectories.py", "interop/host/trajectories.py"): "the index, in each engine",
     ("fbuf.frames.Frames", "interop.engine.places.frames.Frames"): "frames that are stored once, for jit and for torch",
+    ("fbuf/names.py", "interop/names.py"): "the public names of a package",
+    ("fbuf/resizing.py", "interop/buffers/resizing.py"): "the newest rows in another capacity, for jit and for torch",
     ("fbuf/storage.py", "interop/storages/storage.py"): "items by slot, for jit and for torch",
     (
         "fbuf/frames.py",

@@ -15,6 +15,7 @@ PAGES = {
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
     "docs/scale.md": 3,
+    "docs/operating.md": 4,
 }  # and how many blocks of code each has
 
 

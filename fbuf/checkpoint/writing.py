@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import jax
 import numpy as np
 
 from fbuf._version import __version__
@@ -148,6 +147,8 @@ class Writing:
     def _commit(self) -> None:
         if not self._files:  # there is one in each
             raise CheckpointError("nothing was written to the checkpoint")
+        import jax  # here: a reader needs none
+
         inside, given = self._inside()
         entries = [*self._files, *(_entry(self._folder, name) for name in given)]
         versions = {"fbuf": __version__, "jax": jax.__version__, "numpy": np.__version__}

@@ -1,6 +1,8 @@
 """The state of a buffer: its components and settings, as a tree of a checkpoint or as a `state_dict`."""
 
+import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -9,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
-from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
+from interop.buffers.recipes import with_arguments
+from interop.buffers.resizing import fitted
+from interop.checkpoint.state import Apply, LoadOptions, Together, described, key_of, state_for
 from interop.samplers import Sampler
 from interop.storages import Storage
 from interop.transforms.chain import Compose
@@ -21,13 +25,12 @@ KIND = "replay buffer"
 class HasSettings(Protocol):
     """What checkpoints need of buffers and ensembles."""
 
-    @property
-    def batch_size(self) -> int | None: ...
+    batch_size: int | None
+
     @property
     def generator(self) -> torch.Generator | None: ...
     @property
     def transform(self) -> Compose: ...
-    def with_batch_size(self, saved: int | None) -> Apply: ...
 
 
 class HasComponents(HasSettings, Protocol):
@@ -39,6 +42,10 @@ class HasComponents(HasSettings, Protocol):
     def sampler(self) -> Sampler: ...
     @property
     def writer(self) -> Writer: ...
+    @property
+    def dim_extend(self) -> int: ...
+    @property
+    def priority_key(self) -> object: ...
     def drop_prefetched(self) -> None: ...
 
 
@@ -58,6 +65,7 @@ def settings(buffer: HasSettings) -> dict[str, Any]:
         "class": type(buffer).__name__,
         "batch_size": buffer.batch_size,
         "transforms": buffer.transform.state(),
+        "transform_classes": [type(each).__name__ for each in buffer.transform],
         "generator": None
         if generator is None
         else {"state": generator.get_state().numpy(), "device": str(generator.device)},
@@ -70,7 +78,7 @@ def with_settings(buffer: HasSettings, fields: Fields, options: LoadOptions) -> 
     return [
         buffer.transform.with_state(fields.any("transforms"), options),
         _with_generator(buffer.generator, fields.any("generator"), fields.where),
-        buffer.with_batch_size(size),
+        _with_batch_size(buffer, size),
     ]
 
 
@@ -79,10 +87,20 @@ def state(buffer: HasComponents, out: Writing | None) -> dict[str, Any]:
     storage = buffer.storage
     return {
         **settings(buffer),
-        "storage": storage.state() if out is None else storage.checkpointer.write(storage, out),
-        "sampler": described(buffer.sampler, buffer.sampler.state()),
-        "writer": described(buffer.writer, buffer.writer.state()),
+        "arguments": _arguments(buffer),
+        "storage": storage.state()
+        if out is None
+        else with_arguments(storage, storage.checkpointer.write(storage, out)),
+        "sampler": with_arguments(buffer.sampler, described(buffer.sampler, buffer.sampler.state())),
+        "writer": with_arguments(buffer.writer, described(buffer.writer, buffer.writer.state())),
     }
+
+
+def _arguments(buffer: HasComponents) -> dict[str, Any]:
+    """The plain arguments of a buffer that are no components, where they are not the default."""
+    named = {"priority_key": buffer.priority_key} if hasattr(type(buffer), "update_tensordict_priority") else {}
+    dims = {"dim_extend": buffer.dim_extend} if buffer.dim_extend != buffer.storage.ndim - 1 else {}
+    return {name: key_of(value) for name, value in (named | dims).items()}
 
 
 def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> Apply:
@@ -92,6 +110,10 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
     where = options.where
     fields = fields_of(tree, where)
     storage = buffer.storage
+    if options.resize and isinstance(tree, Mapping):
+        fits = fitted(storage, buffer.sampler, buffer.writer, fields, options)
+        if fits:
+            return with_state(buffer, {**tree, **fits}, replace(options, source=None, resize=False))
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
@@ -145,7 +167,7 @@ def with_settings_dict(buffer: HasSettings, fields: Fields, options: LoadOptions
     return [
         buffer.transform.with_state(fields.any("_transforms"), options),
         _with_generator(buffer.generator, generator, fields.where),
-        buffer.with_batch_size(size),
+        _with_batch_size(buffer, size),
     ]
 
 
@@ -178,6 +200,18 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
 def _loads_storage(buffer: HasComponents, options: LoadOptions) -> bool:
     """Whether no buffer that is loaded before has the same storage."""
     return all(buffer.storage is not getattr(other, "storage", None) for other in options.beside)
+
+
+def _with_batch_size(buffer: HasSettings, saved: int | None) -> Apply:
+    """Warn of another batch size in a checkpoint; the returned function sets it."""
+    size = buffer.batch_size if saved is None else saved
+    if buffer.batch_size not in (None, size):  # before anything changes: a filter may raise the warning
+        warnings.warn(
+            f"the buffer had batch_size={buffer.batch_size}, the checkpoint has {size}, which counts",
+            UserWarning,
+            stacklevel=6,
+        )
+    return partial(setattr, buffer, "batch_size", size)
 
 
 def _with_generator(generator: torch.Generator | None, saved: Any, where: str) -> Apply:
