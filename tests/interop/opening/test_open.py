@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import interop
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Source
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Reading
 from interop import (
     Compose,
     CompressedListStorage,
@@ -92,7 +92,7 @@ def test_rows_are_mapped_and_outlive_the_next_checkpoint(tmp_path: Path) -> None
     buffer = ReplayBuffer(storage=LazyTensorStorage(3000, ndim=2), batch_size=8, dim_extend=0)
     buffer.extend(torch.arange(3000 * 500, dtype=torch.int32).reshape(1500, 2, 500))  # several files
     buffer.dumps(tmp_path)
-    with mock.patch.object(Source, "read_file", side_effect=AssertionError("rows were read")) as read:
+    with mock.patch.object(Reading, "read_file", side_effect=AssertionError("rows were read")) as read:
         read.side_effect = lambda entry, pieces: pieces  # only the small file, whose content is not needed here
         opened = interop.open(tmp_path)
         assert {call.args[0].name for call in read.call_args_list} <= {"small"}
