@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fbuf._version import __version__
+from fbuf.checkpoint.files import remove_folder
 from interop.looking.tables import size
 
 PACKAGES = (
@@ -240,7 +241,7 @@ def _file_system(found: Diagnosis, folder: Path) -> None:
                 if needed:
                     found.problems.append(f"{name} fails in {folder} ({error}): {needed}")
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_folder(place)
 
 
 def _flock(place: Path) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -224,13 +223,13 @@ class Writing:
                 with contextlib.suppress(OSError):
                     os.unlink(self.path / name)
             else:
-                shutil.rmtree(self.path / name, ignore_errors=True)
+                files.remove_folder(self.path / name)
 
     def _close(self, failed: bool) -> None:
         try:
             # An error or a signal may come after the rename: a committed checkpoint stays.
             if failed and not (self._placing and self._current() in (self._folder.name, None)):
-                shutil.rmtree(self._folder, ignore_errors=True)
+                files.remove_folder(self._folder)
             if failed and self._made:
                 with contextlib.suppress(OSError):  # it is not empty
                     os.rmdir(self.path)

@@ -1,13 +1,13 @@
 """What `convert`, `merge` and `resize` do: rows in the order of time, from formats that are read to those written."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from fbuf.checkpoint import CheckpointMismatch
+from fbuf.checkpoint.files import remove_folder
 from interop.buffers import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from interop.buffers.resizing import pieces_in_order, rows_in_order
 from interop.datasets import to_hub_folder, to_minari
@@ -56,7 +56,7 @@ def merge(sources: Sequence[str], target: str, to: str | None) -> Path:
             return Path(root) / target
     except BaseException:
         if to == "rows":
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
         raise
     joined.storage.close()  # type: ignore[attr-defined]  # it is a LazyMemmapStorage
     return path

@@ -12,13 +12,13 @@ import gc
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.files import remove_folder
 from fbuf.memory_plan import Plan, Share
 from interop.host.threads import renew_in_children
 from interop.shared.folder_description import (
@@ -191,7 +191,7 @@ class Folder:
         self._holds_storage = False
         self._remove([DESCRIPTION, *self.files(), SUMS, LOCK])
         if not (root / VALUES).is_symlink():
-            shutil.rmtree(root / VALUES, ignore_errors=True)
+            remove_folder(root / VALUES)
         self._remove_folders()
         return True
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
+from fbuf.checkpoint.files import remove_folder
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.data.layout import Layout, LeafSpec
@@ -153,7 +153,7 @@ class Files(Place):
                 folder.end()
             raise
         if self.folder is None or not layout.leaves:
-            shutil.rmtree(folder.path / VALUES, ignore_errors=True)  # of the items that these replace
+            remove_folder(folder.path / VALUES)  # of the items that these replace
         self.folder = folder
         if not self._guard.journal.is_wanted:
             self._guard.journal = self._new_journal()
