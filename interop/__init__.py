@@ -1,75 +1,21 @@
 """Replay buffers with the torch and tensordict API of torchrl: on a CPU run by a host engine, on accelerators by `fbuf`.
 
 The host engine is NumPy and torch; accelerators and programs inside `jax.jit` run `fbuf`, and arrays cross over DLPack.
+
+Names are imported at their first use: `python -m interop inspect` waits for neither torch nor JAX.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from interop.data import settings  # noqa: F401  # first: it must see whether JAX was imported before
+from fbuf._version import __version__
+from interop.data.import_order import JAX_CAME_FIRST
 
-# isort: split
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
-from interop.buffers import (
-    ConditionalUpdateResult,
-    HERReplayBuffer,
-    HindsightStrategy,
-    PrioritizedReplayBuffer,
-    ReplayBuffer,
-    ReplayBufferEnsemble,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
-)
-from interop.checkpoint.checkpointer import StorageCheckpointerBase
-from interop.checkpoint.layouts import may_import
-from interop.data.bridge import to_jax, to_torch
-from interop.data.untraced import untraced
-from interop.postprocs import DensifyReward, MultiStep, split_trajectories
-from interop.sample_units import SampleUnit, Sequence, Transition
-from interop.samplers import (
-    ConsumingSampler,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    PromptGroupSampler,
-    RandomSampler,
-    Sampler,
-    SamplerEnsemble,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-    StalenessAwareSampler,
-)
-from interop.schedulers import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
-from interop.storages import (
-    CompressedListStorage,
-    LazyFrameStorage,
-    LazyMemmapStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-    Storage,
-    StorageEnsemble,
-    TensorStorage,
-)
-from interop.storages.checkpointers import (
-    CompressedListStorageCheckpointer,
-    ListStorageCheckpointer,
-    StorageEnsembleCheckpointer,
-    TensorStorageCheckpointer,
-)
-from interop.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested, TEDError, check_ted
-from interop.trajectories import DEFAULT_DONE_KEYS, find_start_stop_traj
-from interop.transforms import Compose
-from interop.writers import (
-    ImmutableDatasetWriter,
-    RoundRobinWriter,
-    TensorDictMaxValueWriter,
-    TensorDictRoundRobinWriter,
-    Writer,
-    WriterEnsemble,
-)
+if JAX_CAME_FIRST:
+    from interop.data import settings  # noqa: F401  # as early as it can be: JAX may start at any time
 
-# Families of names that no buffer needs: each is imported at the first use of one of them.
+# Families of names: each is imported at the first use of one of them. Those of the core, which are not listed, come
+# from `interop.names` together.
 _FAMILIES: dict[str, tuple[str, ...]] = {
     "specs": (
         "BinaryDiscreteTensorSpec", "BoundedTensorSpec", "CompositeSpec", "DiscreteTensorSpec",
@@ -96,9 +42,13 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "doors": ("FunctionalReplayBuffer", "from_fbuf"),
     "formats": ("FlatStorageCheckpointer", "H5StorageCheckpointer", "NestedStorageCheckpointer", "convert_torchrl"),
+    "looking": ("Damage", "Inspection", "Report", "UnknownPathError", "inspect", "seal", "verify"),
+    "opening": ("open",),
+    "doctor": ("show_versions",),
     "datasets": (),  # its names are used as `interop.datasets.X`
     "view": (),
 }  # fmt: skip
+_WITHOUT_TORCH = ("looking", "doctor")  # families that work where torch is not installed
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names}
 
 __all__ = [
@@ -111,6 +61,7 @@ __all__ = [
     "CompressedListStorageCheckpointer",
     "ConditionalUpdateResult",
     "ConsumingSampler",
+    "Damage",
     "DensifyReward",
     "Flat2TED",
     "FlatStorageCheckpointer",
@@ -121,6 +72,7 @@ __all__ = [
     "HERReplayBuffer",
     "HindsightStrategy",
     "ImmutableDatasetWriter",
+    "Inspection",
     "LambdaScheduler",
     "LazyFrameStorage",
     "LazyMemmapStorage",
@@ -143,6 +95,7 @@ __all__ = [
     "RemoteTimeoutError",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
+    "Report",
     "RoundRobinWriter",
     "SampleUnit",
     "Sampler",
@@ -169,19 +122,27 @@ __all__ = [
     "TensorStorage",
     "TensorStorageCheckpointer",
     "Transition",
+    "UnknownPathError",
     "Writer",
     "WriterEnsemble",
+    "__version__",
     "check_ted",
     "convert_torchrl",
     "find_start_stop_traj",
     "from_fbuf",
+    "inspect",
+    "open",
+    "seal",
+    "show_versions",
     "split_trajectories",
     "to_jax",
     "to_torch",
+    "verify",
 ]
 
 if TYPE_CHECKING:
-    from interop import datasets, doors, formats, llm, maps, remote, specs  # noqa: F401
+    from interop import datasets, doctor, doors, formats, llm, looking, maps, opening, remote, specs  # noqa: F401
+    from interop.doctor import show_versions
     from interop.doors import FunctionalReplayBuffer, from_fbuf
     from interop.formats import (
         FlatStorageCheckpointer,
@@ -190,7 +151,10 @@ if TYPE_CHECKING:
         convert_torchrl,
     )
     from interop.llm import *  # noqa: F403
+    from interop.looking import Damage, Inspection, Report, UnknownPathError, inspect, seal, verify
     from interop.maps import *  # noqa: F403
+    from interop.names import *  # noqa: F403
+    from interop.opening import open
     from interop.remote import (
         RayReplayBuffer,
         RemoteError,
@@ -207,18 +171,24 @@ else:
     __all__ += (*_FAMILIES["specs"], *_FAMILIES["llm"], *_FAMILIES["maps"])
 
     def __getattr__(name: str) -> object:
+        if _FAMILY_OF.get(name, name) not in _WITHOUT_TORCH and (name in __all__ or name in _FAMILIES):
+            importlib.import_module("interop.data.settings")  # first: it says what to install
         if name in _FAMILIES:
             return importlib.import_module(f"interop.{name}")
-        if name not in _FAMILY_OF:
-            raise AttributeError(f"module 'interop' has no attribute {name!r}")
-        found: object = getattr(importlib.import_module(f"interop.{_FAMILY_OF[name]}"), name)
-        globals()[name] = found  # the next use does not come here
-        return found
+        if name in _FAMILY_OF:
+            found: object = getattr(importlib.import_module(f"interop.{_FAMILY_OF[name]}"), name)
+            globals()[name] = found  # the next use does not come here
+            return found
+        if name in __all__:
+            core = importlib.import_module("interop.names")
+            globals().update({each: getattr(core, each) for each in core.__all__})
+            return globals()[name]
+        try:
+            return importlib.import_module(f"interop.{name}")  # `interop.storages` without an import of its own
+        except ModuleNotFoundError as error:
+            if error.name != f"interop.{name}":
+                raise
+        raise AttributeError(f"module 'interop' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_FAMILIES, *_FAMILY_OF})
-
-
-may_import("interop.llm", "interop.maps")  # whose classes items of a checkpoint may be of
-_COMPONENTS = (ReplayBuffer, Storage, Sampler, Writer)
-untraced(*(each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, _COMPONENTS)))
+        return sorted({*globals(), *__all__, *_FAMILIES, *_FAMILY_OF})

@@ -18,6 +18,7 @@ PAGES = {
     "docs/looking.md": 5,
     "docs/scale.md": 3,
     "docs/view.md": 1,
+    "docs/operating.md": 4,
 }  # and how many blocks of code each has
 
 

@@ -99,6 +99,26 @@ def read_into(handle: int, memory: np.ndarray) -> None:
         at += count
 
 
+def remove_folder(path: str | os.PathLike[str]) -> None:
+    """Remove a folder and all that is below it, as far as the system lets it. Links are removed, not followed.
+
+    The exception of a signal handler comes through. `shutil.rmtree` closes a folder a second time after one, and its caller
+    sees the OSError of that, unless another thread has the handle by now and loses it.
+    """
+    with contextlib.suppress(OSError):
+        for _, folders, names, handle in os.fwalk(path, topdown=False):  # the deepest ones first
+            for name in names:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=handle)
+            for name in folders:
+                with contextlib.suppress(OSError):
+                    try:
+                        os.rmdir(name, dir_fd=handle)
+                    except NotADirectoryError:  # a link to one
+                        os.unlink(name, dir_fd=handle)
+        os.rmdir(path)
+
+
 def at_once(jobs: Sequence[Callable[[], _T]], threads: int = 4) -> list[_T]:
     """Run jobs in threads and return their results in order. Jobs must not change the same memory.
 

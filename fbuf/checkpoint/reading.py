@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -133,6 +134,20 @@ class Reading:
             raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
         self._unread.pop(entry.name, None)
 
+    def map_columns(
+        self, entry: FileEntry, rows: int, dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]]
+    ) -> list[np.ndarray]:
+        """Columns that lie one behind the other in a file, as read-only memory maps."""
+        if not entry.size:
+            return [np.empty((rows, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        with self._opened(entry) as handle:
+            memory = mmap.mmap(handle, entry.size, prot=mmap.PROT_READ)
+        found, at = [], 0
+        for dtype, shape in zip(dtypes, shapes, strict=True):
+            found.append(np.ndarray((rows, *shape), dtype, memory, at))
+            at += rows * row_bytes(dtype, shape)
+        return found
+
     @contextlib.contextmanager
     def _opened(self, entry: FileEntry) -> Iterator[int]:
         """A file of the right kind and size, open for reading. It is reached through folders that are no links."""
@@ -221,6 +236,17 @@ class StoredColumns:
         """Compare the checksums of the files, without keeping their content."""
         for entry in self._entries:
             self._source.check_file(entry)
+
+    def maps(self) -> list[list[np.ndarray]]:
+        """The columns of each file as memory maps, [rows of the file, ...]. Nothing is read, no checksum is compared.
+
+        They are read-only, perhaps not aligned, and stay when another checkpoint replaces this one.
+        """
+        found, starts = [], range(0, self.rows, self._step)
+        for entry, start in zip(self._entries, starts, strict=True):
+            count = min(self._step, self.rows - start)
+            found.append(self._source.map_columns(entry, count, self.dtypes, self.shapes))
+        return found
 
     def read_into(self, arrays: Sequence[np.ndarray | None]) -> None:
         """Fill arrays of [rows, ...], in one piece each; None for a column that is not wanted."""

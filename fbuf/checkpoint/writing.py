@@ -9,14 +9,12 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import jax
 import numpy as np
 
 from fbuf._version import __version__
@@ -148,6 +146,8 @@ class Writing:
     def _commit(self) -> None:
         if not self._files:  # there is one in each
             raise CheckpointError("nothing was written to the checkpoint")
+        import jax  # here: a reader needs none
+
         inside, given = self._inside()
         entries = [*self._files, *(_entry(self._folder, name) for name in given)]
         versions = {"fbuf": __version__, "jax": jax.__version__, "numpy": np.__version__}
@@ -223,13 +223,13 @@ class Writing:
                 with contextlib.suppress(OSError):
                     os.unlink(self.path / name)
             else:
-                shutil.rmtree(self.path / name, ignore_errors=True)
+                files.remove_folder(self.path / name)
 
     def _close(self, failed: bool) -> None:
         try:
             # An error or a signal may come after the rename: a committed checkpoint stays.
             if failed and not (self._placing and self._current() in (self._folder.name, None)):
-                shutil.rmtree(self._folder, ignore_errors=True)
+                files.remove_folder(self._folder)
             if failed and self._made:
                 with contextlib.suppress(OSError):  # it is not empty
                     os.rmdir(self.path)

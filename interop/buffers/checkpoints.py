@@ -1,6 +1,8 @@
 """The state of a buffer: its components and settings, as a tree of a checkpoint or as a `state_dict`."""
 
-from collections.abc import Callable, Collection, Mapping
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -9,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
-from interop.checkpoint.state import Apply, LoadOptions, Together, checked_state, described, state_for, state_of
+from interop.buffers.recipes import with_arguments
+from interop.buffers.resizing import fitted
+from interop.checkpoint.state import Apply, LoadOptions, Together, checked_state, described, key_of, state_for, state_of
 from interop.samplers import Sampler
 from interop.storages import Storage
 from interop.transforms.chain import Compose
@@ -17,15 +21,12 @@ from interop.writers import Writer
 
 KIND = "replay buffer"
 
-WithBatchSize = Callable[[int | None], Apply]
-"""Warns of a batch size in a checkpoint that is another than that of the buffer. The returned function sets it."""
-
 
 class HasSettings(Protocol):
     """What checkpoints need of buffers and ensembles."""
 
-    @property
-    def batch_size(self) -> int | None: ...
+    batch_size: int | None
+
     @property
     def generator(self) -> torch.Generator | None: ...
     @property
@@ -41,6 +42,10 @@ class HasComponents(HasSettings, Protocol):
     def sampler(self) -> Sampler: ...
     @property
     def writer(self) -> Writer: ...
+    @property
+    def dim_extend(self) -> int: ...
+    @property
+    def priority_key(self) -> object: ...
     def drop_prefetched(self) -> None: ...
 
 
@@ -60,21 +65,20 @@ def settings(buffer: HasSettings) -> dict[str, Any]:
         "class": type(buffer).__name__,
         "batch_size": buffer.batch_size,
         "transforms": buffer.transform.state(),
+        "transform_classes": [type(each).__name__ for each in buffer.transform],
         "generator": None
         if generator is None
         else {"state": generator.get_state().numpy(), "device": str(generator.device)},
     }
 
 
-def with_settings(
-    buffer: HasSettings, fields: Fields, options: LoadOptions, with_batch_size: WithBatchSize
-) -> list[Apply]:
+def with_settings(buffer: HasSettings, fields: Fields, options: LoadOptions) -> list[Apply]:
     """Check the settings in a saved tree; the returned functions put them in."""
     size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
         buffer.transform.with_state(fields.any("transforms"), options),
         _with_generator(buffer.generator, fields.any("generator"), fields.where),
-        with_batch_size(size),
+        _with_batch_size(buffer, size),
     ]
 
 
@@ -83,25 +87,39 @@ def state(buffer: HasComponents, out: Writing | None) -> dict[str, Any]:
     storage = buffer.storage
     return {
         **settings(buffer),
-        "storage": state_of(storage) if out is None else storage.checkpointer.write(storage, out),
-        "sampler": described(buffer.sampler, state_of(buffer.sampler)),
-        "writer": described(buffer.writer, state_of(buffer.writer)),
+        "arguments": _arguments(buffer),
+        "storage": state_of(storage)
+        if out is None
+        else with_arguments(storage, storage.checkpointer.write(storage, out)),
+        "sampler": with_arguments(buffer.sampler, described(buffer.sampler, state_of(buffer.sampler))),
+        "writer": with_arguments(buffer.writer, described(buffer.writer, state_of(buffer.writer))),
     }
 
 
-def with_state(buffer: HasComponents, tree: object, options: LoadOptions, with_batch_size: WithBatchSize) -> Apply:
+def _arguments(buffer: HasComponents) -> dict[str, Any]:
+    """The plain arguments of a buffer that are no components, where they are not the default."""
+    named = {"priority_key": buffer.priority_key} if hasattr(type(buffer), "update_tensordict_priority") else {}
+    dims = {"dim_extend": buffer.dim_extend} if buffer.dim_extend != buffer.storage.ndim - 1 else {}
+    return {name: key_of(value) for name, value in (named | dims).items()}
+
+
+def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> Apply:
     """Check a result of `state`, or of `state_dict`; the returned function puts it in."""
     if is_state_dict(tree, options):
-        return _with_state_dict(buffer, Fields(tree, "the state_dict of a buffer"), options, with_batch_size)
+        return _with_state_dict(buffer, Fields(tree, "the state_dict of a buffer"), options)
     where = options.where
     fields = fields_of(tree, where)
     storage = buffer.storage
+    if options.resize and isinstance(tree, Mapping):
+        fits = fitted(storage, buffer.sampler, buffer.writer, fields, options)
+        if fits:
+            return with_state(buffer, {**tree, **fits}, replace(options, source=None, resize=False))
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
         checked_state(buffer.sampler, sampler, options),
         checked_state(buffer.writer, writer, options),
-        *with_settings(buffer, fields, options, with_batch_size),
+        *with_settings(buffer, fields, options),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
     if _loads_storage(buffer, options):
@@ -141,9 +159,7 @@ def settings_dict(buffer: HasSettings) -> dict[str, Any]:
     }
 
 
-def with_settings_dict(
-    buffer: HasSettings, fields: Fields, options: LoadOptions, with_batch_size: WithBatchSize
-) -> list[Apply]:
+def with_settings_dict(buffer: HasSettings, fields: Fields, options: LoadOptions) -> list[Apply]:
     """Check the settings in a `state_dict`; the returned functions put them in."""
     rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
@@ -151,7 +167,7 @@ def with_settings_dict(
     return [
         buffer.transform.with_state(fields.any("_transforms"), options),
         _with_generator(buffer.generator, generator, fields.where),
-        with_batch_size(size),
+        _with_batch_size(buffer, size),
     ]
 
 
@@ -166,16 +182,14 @@ def state_dict(buffer: HasComponents) -> dict[str, Any]:
     }
 
 
-def _with_state_dict(
-    buffer: HasComponents, fields: Fields, options: LoadOptions, with_batch_size: WithBatchSize
-) -> Apply:
+def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions) -> Apply:
     for name in ("_sampler", "_writer"):
         if name not in fields:
             raise CheckpointMismatch(f"{fields.where}: it is not the state of a buffer, the entry {name!r} is missing")
     parts: list[Apply] = [
         checked_state(buffer.sampler, fields.any("_sampler"), options),
         checked_state(buffer.writer, fields.any("_writer"), options),
-        *with_settings_dict(buffer, fields, options, with_batch_size),
+        *with_settings_dict(buffer, fields, options),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
     if _loads_storage(buffer, options):
@@ -186,6 +200,18 @@ def _with_state_dict(
 def _loads_storage(buffer: HasComponents, options: LoadOptions) -> bool:
     """Whether no buffer that is loaded before has the same storage."""
     return all(buffer.storage is not getattr(other, "storage", None) for other in options.beside)
+
+
+def _with_batch_size(buffer: HasSettings, saved: int | None) -> Apply:
+    """Warn of another batch size in a checkpoint; the returned function sets it."""
+    size = buffer.batch_size if saved is None else saved
+    if buffer.batch_size not in (None, size):  # before anything changes: a filter may raise the warning
+        warnings.warn(
+            f"the buffer had batch_size={buffer.batch_size}, the checkpoint has {size}, which counts",
+            UserWarning,
+            stacklevel=6,
+        )
+    return partial(setattr, buffer, "batch_size", size)
 
 
 def _with_generator(generator: torch.Generator | None, saved: Any, where: str) -> Apply:

@@ -359,6 +359,11 @@ class ReplayBufferEnsemble(Sampled):
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         where = options.where
+        if options.resize:
+            raise NotImplementedError(
+                "an ensemble does not load members of another capacity: open the checkpoint by interop.open(path, 'r+'), "
+                "and resize() its members"
+            )
         sampler = self.sampler
         if checkpoints.is_state_dict(tree, options):
             fields = Fields(tree, "the state_dict of an ensemble")
@@ -375,7 +380,7 @@ class ReplayBufferEnsemble(Sampled):
         entries = Entries(choice, sampler)
         rest = [sampler.choice.with_state(entries.fields("choice"), entries)]
         entries.settle()
-        rest += with_settings(self, fields, options, self._with_batch_size)
+        rest += with_settings(self, fields, options)
         checks = []
         for place, (member, saved) in enumerate(zip(self.members, members, strict=True)):
             beside = (*options.beside, *self.members[:place])

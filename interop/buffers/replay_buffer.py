@@ -17,7 +17,7 @@ from torch import Tensor
 import fbuf
 from fbuf.checkpoint import Writing
 from fbuf.memory_plan import Plan
-from interop.buffers import checkpoints, collate, editing
+from interop.buffers import checkpoints, collate, editing, resizing
 from interop.buffers.components import (
     all_made,
     check_batch_size,
@@ -53,7 +53,7 @@ from interop.samplers.draws import Draws
 from interop.samplers.slot_draws import SlotDraws
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
-from interop.storages import Storage, TensorStorage
+from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.storages.all_or_nothing import OwnAttributes, Undoable, finish_or_undo
 from interop.storages.batches import batch_of, read_batch
 from interop.storages.storage import Follower, is_undoable
@@ -321,6 +321,59 @@ class ReplayBuffer(Sampled):
             self._join(new, self._sampler, self._writer)
             before.detach(self)
         self._collate_fn = collate_fn
+        self.drop_prefetched()
+
+    def resize(self, capacity: int, *, scratch_dir: str | os.PathLike[str] | None = None) -> None:
+        """Change the capacity to so many items. Of more items than that the newest stay; a max-value writer keeps the best.
+
+        The buffer is then one of that capacity that got the same newest items: the oldest is at slot 0. Priorities and the
+        default priority, uses, groups, and the rest of an epoch follow the items; an epoch of slices begins anew. Slots of
+        samples that were drawn before, and their generations, name no item any more. `write_count` goes on.
+
+        The rows are copied, and are in memory twice meanwhile. `storage` and `writer` are other objects afterwards. Rows in
+        files go to another folder; the old one stays as it is, and is closed. After an error nothing has changed.
+
+        Args:
+            capacity: in items; with several item dims it is rounded up to whole rows.
+            scratch_dir: for a `LazyMemmapStorage`, the folder of the new rows; None for anonymous maps.
+
+        Raises:
+            TypeError: a storage, sampler or writer of your own, or one that takes no rows: build a new buffer.
+            RuntimeError: processes share the buffer, or other buffers use its storage.
+            OSError: there is not enough memory or disk space.
+        """
+        capacity = whole("capacity", capacity)
+        with locked(self):
+            before = self._storage
+            before.guard.refuse_forked_child()
+            if any(other is not self for other in before.followers.buffers()):
+                raise RuntimeError(
+                    "other buffers use the storage, and would keep the old rows: resize() is for one buffer"
+                )
+            self._sampler.item_values.raise_deferred()
+            self.drop_prefetched()
+            made = resizing.resized(before, self._sampler, self._writer, capacity, scratch_dir)
+            try:
+                with made.storage.lock.held():
+                    put = None if made.sampler is None else self._sampler.with_state(made.sampler)
+                    finished(partial(self._exchange_all, made, put))
+            except BaseException:
+                if self._storage is not made.storage:
+                    resizing.discard(made.storage)
+                raise
+        if isinstance(before, LazyMemmapStorage):
+            before.close()
+
+    def _exchange_all(self, made: resizing.Resized, put: Apply | None) -> None:
+        before = self._storage
+        if before is not made.storage:
+            made.storage.checkpointer = before.checkpointer
+            resizing.make_room(self._sampler, made.storage)
+            self._join(made.storage, self._sampler, made.writer)
+            before.detach(self)
+        if put is not None:
+            put()
+        self._sampler.item_values.reloaded(made.storage)
         self.drop_prefetched()
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -907,7 +960,7 @@ class ReplayBuffer(Sampled):
         return checkpoints.state(self, out)
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
-        return checkpoints.with_state(self, tree, options, self._with_batch_size)
+        return checkpoints.with_state(self, tree, options)
 
     def _unchanging(self) -> Held:
         return Held(self._held())

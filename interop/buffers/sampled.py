@@ -16,6 +16,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from fbuf.checkpoint import Reading, Verify, Writing, load
 from interop.buffers.collate import identity
+from interop.buffers.components import check_batch_size
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Request
 from interop.buffers.requested_batch import RequestedBatch
@@ -142,6 +143,16 @@ class Sampled(Component):
     def batch_size(self) -> int | None:
         """Of `sample()` and of iteration."""
         return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:
+        size = None if value is None else whole("batch_size", value)
+        if size is None and self._prefetch is not None:
+            raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
+        check_batch_size(self.sampler, size)
+        if size != self._batch_size:  # without the lock: a load sets it inside a transaction
+            self.drop_prefetched()
+            self._batch_size = size
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -420,6 +431,7 @@ class Sampled(Component):
         strict: bool = True,
         cast: bool = False,
         allow_pickle: bool = False,
+        resize: bool = False,
     ) -> None:
         """Load a checkpoint into a buffer built alike, which then continues as the saved one would.
 
@@ -435,6 +447,8 @@ class Sampled(Component):
             cast: cast items of other dtypes, instead of raising.
             allow_pickle: read objects saved by `ListStorageCheckpointer(allow_pickle=True)`. This runs any code that the
                 file names: only for files that you trust.
+            resize: load a checkpoint of another capacity, as if the saved buffer had been resized before; see
+                `ReplayBuffer.resize`. The rows are in memory three times meanwhile.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
@@ -444,7 +458,7 @@ class Sampled(Component):
         refuse_other_folder(path)
 
         def check(source: Reading) -> Apply:
-            options = LoadOptions(strict, cast, allow_pickle, source, str(source.path))
+            options = LoadOptions(strict, cast, allow_pickle, source, str(source.path), resize=bool(resize))
             return self.with_state(source.tree, options)
 
         with self._unchanging():
@@ -454,21 +468,6 @@ class Sampled(Component):
     def _put_in(self, apply: Apply) -> None:
         """Put a checked state in, in one transaction."""
         replaced([storage.guard for storage in self._replaced_storages()], apply)
-
-    def _with_batch_size(self, saved: int | None) -> Apply:
-        """Warn of another batch size in a checkpoint; the returned function sets it."""
-        size = self._batch_size if saved is None else saved
-        if self._batch_size not in (None, size):  # before anything changes: a filter may raise the warning
-            warnings.warn(
-                f"the buffer had batch_size={self._batch_size}, the checkpoint has {size}, which counts",
-                UserWarning,
-                stacklevel=5,
-            )
-
-        def put() -> None:
-            self._batch_size = size
-
-        return put
 
 
 def as_generator(generator: Any) -> torch.Generator | None:

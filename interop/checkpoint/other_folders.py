@@ -3,7 +3,7 @@
 import os
 
 from fbuf.checkpoint import CheckpointMismatch, manifest
-from interop.shared.folder import DESCRIPTION
+from interop.shared.folder_description import DESCRIPTION
 
 
 def is_torchrl_folder(path: str | os.PathLike[str]) -> bool:

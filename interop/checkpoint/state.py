@@ -43,6 +43,7 @@ class LoadOptions:
         source: the folder whose tree it is; None for a tree in memory.
         where: what is loaded, for messages.
         beside: buffers that are loaded before; they load a storage that they share.
+        resize: as in `ReplayBuffer.loads`.
     """
 
     strict: bool = True
@@ -51,6 +52,7 @@ class LoadOptions:
     source: Reading | None = None
     where: str = "the state of a buffer"
     beside: tuple[object, ...] = ()
+    resize: bool = False
 
 
 EXACT = LoadOptions()

@@ -14,14 +14,13 @@
 
 import os
 import platform
-import sys
 import threading
 import warnings
 import zlib
 from importlib.util import find_spec
 from typing import Any
 
-for _library in ("torch", "tensordict", "numpy", "h5py"):  # this is the first module of the package that is imported
+for _library in ("torch", "tensordict", "numpy", "h5py"):  # whatever needs one of them imports this module first
     if find_spec(_library) is None:
         raise ImportError(
             f"interop needs {_library}, which is not installed: pip install '.[interop]' in a copy of the repository. fbuf "
@@ -29,10 +28,12 @@ for _library in ("torch", "tensordict", "numpy", "h5py"):  # this is the first m
             name=_library,
         )
 
-_jax_is_ours = "jax" not in sys.modules
-_torch_only = _jax_is_ours and "NPROC" not in os.environ
-
 import jax  # noqa: E402
+
+from interop.data.import_order import JAX_CAME_FIRST  # noqa: E402
+
+_jax_is_ours = not JAX_CAME_FIRST
+_torch_only = _jax_is_ours and "NPROC" not in os.environ
 
 _started = False
 _lock = threading.Lock()

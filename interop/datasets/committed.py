@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.files import remove_folder
 from fbuf.checkpoint.writing import flush
 from interop.datasets.conversion import convert
 from interop.datasets.described import Described, noted
@@ -28,7 +29,7 @@ def make_dataset(
     if files is None:
         files = scratch / DOWNLOADS
         if force:
-            shutil.rmtree(files, ignore_errors=True)
+            remove_folder(files)
         files.mkdir(exist_ok=True)
         try:
             with _downloaded_damage():

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.pool import Pool
@@ -15,6 +14,7 @@ import cloudpickle
 import torch
 from tensordict import TensorDictBase
 
+from fbuf.checkpoint.files import remove_folder
 from interop.data.arguments import whole
 from interop.datasets.conversion import agreeing, write
 from interop.datasets.in_order import Portable, by_processes, in_order, portable, rebuilt
@@ -116,7 +116,7 @@ def _open_result(folder: Path, total: int, resume: bool) -> tuple[LazyMemmapStor
         with contextlib.suppress(FileNotFoundError):  # nothing was written
             out = LazyMemmapStorage.open(folder / "rows")
             return out, len(out)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     folder.mkdir()
     progress.write_text(this)
     return LazyMemmapStorage(total, scratch_dir=folder / "rows"), 0

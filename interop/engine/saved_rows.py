@@ -95,9 +95,23 @@ def with_state(table: Table, tree: object, options: LoadOptions) -> Apply:
 
 def _with_rows(table: Table, tree: object, options: LoadOptions) -> Apply:
     where = f"the checkpoint of a {table.kind}"
+    saved = parsed(tree, where)
+    if saved is None:
+        return table.emptied
+    layout, ring, columns, values = saved
+    if table.fixed_layout is None and table.place.replaces:
+        columns.check()  # before new files take the place of those that are there
+    return with_rows(table, layout, ring, columns.read_into, options, where, values)
+
+
+def parsed(tree: object, where: str) -> tuple[Layout, SavedRing, Columns | StoredColumns, np.ndarray | None] | None:
+    """The layout, ring, columns and varied bytes of a result of `state`; None for a storage that was never written.
+
+    CheckpointCorrupt where these do not agree, CheckpointMismatch for the state of another kind of storage.
+    """
     fields = Fields(tree, where)
     if fields.any("layout") is None:
-        return table.emptied
+        return None
     if "scheme" in fields:
         raise CheckpointMismatch(f"{where}: it is the state of a LazyFrameStorage")
     layout = layout_of(fields.any("layout"), where)
@@ -109,10 +123,7 @@ def _with_rows(table: Table, tree: object, options: LoadOptions) -> Apply:
     expected = [(_array_dtype(leaf.dtype), (*ring.lanes, *leaf.shape)) for leaf in layout.leaves]
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
-    values = fields.array("values", np.uint8, (None,)) if layout.varied else None
-    if table.fixed_layout is None and table.place.replaces:
-        columns.check()  # before new files take the place of those that are there
-    return with_rows(table, layout, ring, columns.read_into, options, where, values)
+    return layout, ring, columns, fields.array("values", np.uint8, (None,)) if layout.varied else None
 
 
 def with_data(table: Table, data: Any, ring: Any, options: LoadOptions = EXACT) -> Apply:

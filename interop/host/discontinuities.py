@@ -52,6 +52,11 @@ class Discontinuities:
                 self._change(held, False, [row for row in held if (row - start - 1) % capacity < count - 1])
         return continues
 
+    def close(self, cursor: int) -> None:
+        """Note that the next write at the cursor does not continue the row before it."""
+        self._change(self._closed, True, [cursor])
+        self._change(self._ends, False, [cursor])
+
     def move(self, start: int, stop: int, by: int) -> None:
         """Note that the rows from `stop` on move, and those from `start` to `stop` are removed."""
         for held in (self._rows, self._ends, self._closed):

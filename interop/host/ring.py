@@ -110,6 +110,13 @@ class Ring:
             self._part(cursor, 0, capacity, self._settled())
             self.cursor = cursor
 
+    def close(self) -> None:
+        """The next write at the cursor does not continue the row before it."""
+        self._settled()
+        self._broken = Discontinuities() if self._broken is None else self._broken
+        self._broken.close(self.cursor)
+        self.edited(None)
+
     def replaced(self, start: int, stop: int, count: int, capacity: int) -> None:
         """`count` rows replaced those from `start` to `stop`, and the rows behind them moved."""
         counts, cursor, by = self._settled(), self.cursor, count - (stop - start)

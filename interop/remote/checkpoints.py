@@ -5,7 +5,6 @@ commits the checkpoint; the folder of the previous one is removed afterwards.
 """
 
 import secrets
-import shutil
 import time
 from os import PathLike
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing, load
+from fbuf.checkpoint.files import remove_folder
 from fbuf.checkpoint.writing import flush
 from interop.data.pytrees import length_of
 from interop.remote.errors import RemoteTimeoutError
@@ -38,12 +38,12 @@ def save(shards: Shards, path: str | PathLike[str]) -> None:
             flush(folder)
             out.write({"kind": _KIND, "shards": len(folders), "folder": folder.name})
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
             raise
     shards.restart_from(folders, cuts)
     for each in folder.parent.glob(f"{_FOLDER}*"):
         if each != folder:
-            shutil.rmtree(each, ignore_errors=True)
+            remove_folder(each)
 
 
 def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:

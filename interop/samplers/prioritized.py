@@ -86,8 +86,15 @@ class PrioritizedSampler(DrawingSampler):
 
     @property
     def max_size(self) -> int:
-        """Items at most."""
+        """Items at most. It can be raised."""
         return self._library_values.capacity
+
+    @max_size.setter
+    def max_size(self, value: int) -> None:
+        items = whole("max_size", value, least=self.max_size)
+        if items > priority_tree.LARGEST:
+            raise ValueError(f"max_size must be at most {priority_tree.LARGEST}, got {value}")
+        self._library_values.capacity = items  # the memory follows at the next write
 
     @property
     def eps(self) -> float:

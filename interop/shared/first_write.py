@@ -3,7 +3,6 @@
 import os
 import pickle
 import secrets
-import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fbuf.checkpoint.files import remove_folder
 from interop.data.layout import Layout
 from interop.host.maps import bytes_of, from_file
 from interop.shared.folder import refuse_full, zeros
@@ -80,7 +80,7 @@ class FirstWrite:
         self.withdraw()
         for path in self.folder.glob("*.memmap"):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.values, ignore_errors=True)
+        remove_folder(self.values)
 
     def withdraw(self) -> None:
         """Take back what was published and not used."""
@@ -101,4 +101,4 @@ class FirstWrite:
 
 def _remove(folder: Path, maker: int) -> None:
     if os.getpid() == maker:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)

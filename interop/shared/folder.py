@@ -12,25 +12,30 @@ import gc
 import json
 import os
 import secrets
-import shutil
-import stat
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from fbuf.checkpoint import CheckpointCorrupt, Fields, manifest
+from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.files import remove_folder
 from fbuf.memory_plan import Plan, Share
 from interop.host.threads import renew_in_children
-from interop.shared.journal import commits_of
+from interop.shared.folder_description import (
+    DESCRIPTION,
+    FORMAT,
+    LOCK,
+    LONGEST,
+    PRIORITIES,
+    STATE,
+    SUMS,
+    VALUES,
+    check_file,
+    check_folders,
+    is_there,
+    sealed,
+)
 
-DESCRIPTION, STATE, LOCK = "storage.json", "storage.state", "storage.lock"
-PRIORITIES, USES = "storage.priorities", "storage.uses"  # of the items: what one sampler keeps
-VALUES = "storage.values"  # a folder
-OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES, USES, VALUES)
-_FORMAT = 2
-_LONGEST = 1 << 26  # bytes of a description
 _CHUNK = bytes(1 << 20)
 
 
@@ -126,7 +131,7 @@ class Folder:
                 "one in its place"
             )
         sizes = {name: size for name, size in sizes.items() if not (held and name == STATE)}
-        texts = {**texts, DESCRIPTION: sealed({"format": _FORMAT, **described})}
+        texts = {**texts, DESCRIPTION: sealed({"format": FORMAT, **described})}
         beside = {name: _beside(name) for name in (*sizes, *texts)}
         replaceable = {*listed, DESCRIPTION} if held else set()
         for name in beside:
@@ -140,7 +145,7 @@ class Folder:
             for name, text in texts.items():
                 _parent(root / beside[name]).write_text(text)
             if not held:  # what is there now is a storage no more
-                self._remove([DESCRIPTION, PRIORITIES, *(set(listed) - beside.keys())])
+                self._remove([DESCRIPTION, PRIORITIES, SUMS, *(set(listed) - beside.keys())])
             for name in sizes:
                 os.replace(root / beside[name], root / name)  # a process that has the old file open keeps it
                 placed.append(name)
@@ -184,9 +189,9 @@ class Folder:
         except RuntimeError:  # it is another folder by now
             return False
         self._holds_storage = False
-        self._remove([DESCRIPTION, *self.files(), LOCK])
+        self._remove([DESCRIPTION, *self.files(), SUMS, LOCK])
         if not (root / VALUES).is_symlink():
-            shutil.rmtree(root / VALUES, ignore_errors=True)
+            remove_folder(root / VALUES)
         self._remove_folders()
         return True
 
@@ -262,7 +267,7 @@ def _is_at(handle: int, path: Path) -> bool:
 def _listed(handle: int) -> tuple[Any, list[str]]:
     """The process that wrote the lock file, and the files that it listed; no files where the list is half-written."""
     try:
-        found = json.loads(os.pread(handle, _LONGEST, 0).partition(b"\n")[0])
+        found = json.loads(os.pread(handle, LONGEST, 0).partition(b"\n")[0])
         return found["pid"], [name for name in found["files"] if isinstance(name, str)]
     except (ValueError, LookupError, TypeError, RecursionError):
         return "unknown", []
@@ -318,71 +323,3 @@ def refuse_existing(root: Path, name: str, existsok: bool) -> None:
             f"{path} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
             "write over it"
         )
-
-
-def check_folders(root: Path, name: str) -> None:
-    """`CheckpointCorrupt` where a link, or anything but a folder, is in the place of a folder between root and a file."""
-    for folder in list((root / name).parents)[: len(Path(name).parts) - 1]:
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            found = "a symbolic link" if folder.is_symlink() else "something else"
-            raise CheckpointCorrupt(
-                f"{folder} should be a folder, found {found}: files of a storage are below its folder"
-            )
-
-
-def check_file(path: Path, size: int | None = None) -> None:
-    """`CheckpointCorrupt` for what is not a plain file, or not of this size."""
-    try:
-        found = os.lstat(path)
-    except OSError as error:
-        raise CheckpointCorrupt(f"{path} is missing, a file of a storage") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointCorrupt(f"{path} should be a plain file, found a link, a folder or something else")
-    if size is not None and found.st_size != size:
-        raise CheckpointCorrupt(f"{path} should be a file of {size} bytes, found {found.st_size}")
-
-
-# ------------------------------------------------------------------ the description
-
-
-def is_there(root: Path) -> bool:
-    """Whether the folder has a storage that was ever written. Others count as an unfinished creation."""
-    try:
-        return (root / DESCRIPTION).exists() and commits_of(root / STATE) > 0
-    except FileNotFoundError:
-        return False
-
-
-def sealed(described: dict[str, Any]) -> str:
-    """The text of a description, with its checksum."""
-    text = json.dumps(described)
-    return f'{{"checksum": "{zlib.crc32(text.encode()):08x}",\n"storage": {text}}}\n'
-
-
-def description(root: Path) -> Fields:
-    """What the description says. FileNotFoundError where there is none, `CheckpointCorrupt` for a damaged one."""
-    path = root / DESCRIPTION
-    if not os.path.lexists(path):
-        if os.path.lexists(root / manifest.NAME):
-            raise FileNotFoundError(
-                f"{root} is a checkpoint, not a folder of rows: build the buffer or storage, and load it by "
-                f"loads({str(root)!r})"
-            )
-        raise FileNotFoundError(
-            f"{root} holds no storage that can be opened: there is no {DESCRIPTION} in it. LazyMemmapStorage(max_size, "
-            "scratch_dir=...) makes one"
-        )
-    check_file(path)
-    with open(path, "rb") as file:
-        text = file.read(_LONGEST)
-    try:
-        found = Fields(json.loads(text), str(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{path} is damaged: {error}") from error
-    body = text.partition(b'"storage": ')[2].rpartition(b"}")[0]
-    if found.text("checksum") != f"{zlib.crc32(body):08x}":
-        raise CheckpointCorrupt(f"{path} is damaged: its checksum is of something else")
-    fields = Fields(found.any("storage"), str(path))
-    if (version := fields.whole("format")) != _FORMAT:
-        raise CheckpointCorrupt(f"{path} has the format {version}, known is {_FORMAT}")
-    return fields

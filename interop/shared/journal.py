@@ -18,6 +18,7 @@ import torch
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.host.ring import CELLS, Ring
 from interop.host.threads import renew_in_children
+from interop.shared.folder_description import ACTIVE, COMMITS, HEAD
 from interop.shared.memory import Memory
 
 RowNumbers = range | np.ndarray
@@ -25,8 +26,7 @@ LARGEST = 8 << 20  # bytes of rows in a record, unless one row is larger
 LARGE = 1 << 19  # bytes from which torch's threaded copy is faster
 _PAGE = 4096
 # Words of the head. ACTIVE is not zero in a transaction; _EXTRA says whether some process keeps the extra column.
-_ACTIVE, _USED, _COMMITS, _EXTRA = 0, 1, 4, 5
-_HEAD = 8  # words
+_USED, _EXTRA = 1, 5
 _ENTRY = 3  # words before some saved rows: the first row or -1, how many, whether the extra column is saved
 _PART = contextlib.nullcontext()
 _PATIENCE, _PAUSE = 0.2, 1e-3  # seconds that another process may take for a transaction, and between two looks at it
@@ -85,7 +85,7 @@ class Undo:
         """Use this memory: zeros, or a record of an earlier process."""
         words = memory[: self.before_log(cells)].view(np.int64)
         held: Any = memoryview(words.data)
-        self._head, self._cells, self._saved = held[:_HEAD], held[_HEAD : _HEAD + cells], held[_HEAD + cells :]
+        self._head, self._cells, self._saved = held[:HEAD], held[HEAD : HEAD + cells], held[HEAD + cells :]
         self._log, self._log_start = memory[words.nbytes :], words.nbytes
         self._words: Any = memoryview(self._log.data).cast("q")
         self._columns: list[RowBytes] = []
@@ -93,14 +93,14 @@ class Undo:
         self._extra_size = 0  # bytes of a row of the extra column, whether it is here or not
         self._looked = False  # whether some process keeps the extra column, as far as this one knows
         self._measure()
-        if not (0 <= self.commits < 2**62 and 0 <= self._head[_ACTIVE] < 2**62):
+        if not (0 <= self.commits < 2**62 and 0 <= self._head[ACTIVE] < 2**62):
             raise self._damaged()
         renew_in_children(self)
 
     @staticmethod
     def before_log(cells: int) -> int:
         """Bytes of the memory before the log."""
-        return 8 * (_HEAD + 2 * cells)
+        return 8 * (HEAD + 2 * cells)
 
     def renew(self) -> None:
         self._inside = False
@@ -112,12 +112,12 @@ class Undo:
     @property
     def active(self) -> bool:
         """Whether a transaction was begun and not ended, by any process."""
-        return self._head is not None and bool(self._head[_ACTIVE])
+        return self._head is not None and bool(self._head[ACTIVE])
 
     @property
     def commits(self) -> int:
         """The number of committed transactions."""
-        found: int = self._head[_COMMITS]
+        found: int = self._head[COMMITS]
         return found
 
     # ------------------------------------------------------------------ transactions
@@ -153,11 +153,11 @@ class Undo:
             self._find()
         self._saved[:] = self._cells
         head[_USED] = 0
-        head[_ACTIVE] = head[_COMMITS] + 1
+        head[ACTIVE] = head[COMMITS] + 1
 
     def _commit(self) -> None:
-        self._head[_ACTIVE] = 0
-        self._head[_COMMITS] += 1
+        self._head[ACTIVE] = 0
+        self._head[COMMITS] += 1
 
     def cut(self) -> None:
         """Commit, and begin another transaction."""
@@ -275,7 +275,7 @@ class Undo:
             for column, held in saved:
                 column.restore(rows, held)
         self._cells[:] = self._saved
-        self._head[_ACTIVE] = 0
+        self._head[ACTIVE] = 0
         return True
 
     def _entries(self) -> Iterator[tuple[RowNumbers, list[tuple[RowBytes, np.ndarray]]]]:
@@ -316,7 +316,7 @@ def settle(memory: Memory, cells: int) -> None:
     size, seen = Undo.before_log(cells), memory.read_only
     assert seen is not None
     words, own = seen[:size].view(np.int64), memory.bytes[:size].view(np.int64)
-    head, first, moved, found = words[:_HEAD], None, False, False
+    head, first, moved, found = words[:HEAD], None, False, False
     begun = time.monotonic()
     while not found or time.monotonic() < begun + _PATIENCE:
         held, now = head.tolist(), words.copy()
@@ -324,8 +324,8 @@ def settle(memory: Memory, cells: int) -> None:
         moved = moved or held != first
         if head.tolist() == held:
             own[:], found = now, True
-            own[:_HEAD] = held
-            if not held[_ACTIVE]:
+            own[:HEAD] = held
+            if not held[ACTIVE]:
                 return
         else:
             moved = True
@@ -337,15 +337,8 @@ def settle(memory: Memory, cells: int) -> None:
         memory.bytes[size:used] = seen[size:used]
         if head.tolist() == first:
             return
-    own[_HEAD : _HEAD + cells] = own[_HEAD + cells :]
-    own[_ACTIVE] = 0
-
-
-def commits_of(path: str | os.PathLike[str]) -> int:
-    """The number of committed transactions of a record in a file."""
-    with open(path, "rb") as file:
-        head = np.frombuffer(file.read(8 * _HEAD).ljust(8 * _HEAD, b"\0"), np.int64)
-    return int(head[_COMMITS])
+    own[HEAD : HEAD + cells] = own[HEAD + cells :]
+    own[ACTIVE] = 0
 
 
 # ---------------------------------------------------------------------- the record of a storage

@@ -71,7 +71,7 @@ class LazyFrameStorage(TensorStorage):
         finals = None if finals is None else whole("finals", finals)
         if finals is not None and finals >= MOST_FRAMES - 1:
             raise ValueError(f"finals must be at most {MOST_FRAMES - 2}, got {finals}")
-        self._keys = FrameKeys(
+        self.frame_keys = FrameKeys(
             observations=observations,
             stack=whole("stack", stack),
             stack_dim=whole("stack_dim", stack_dim, least=-(2**31)),
@@ -82,7 +82,7 @@ class LazyFrameStorage(TensorStorage):
             finals=finals,
             check=bool(check),
         )
-        self._begin(Frames(self._keys), max_size, whole("ndim", ndim), compilable)
+        self._begin(Frames(self.frame_keys), max_size, whole("ndim", ndim), compilable)
 
     def _frames(self) -> FrameRows:
         rows = self.table.own_rows()
@@ -161,9 +161,9 @@ class LazyFrameStorage(TensorStorage):
             return {**state, **as_tensors(added)}
 
     def __repr__(self) -> str:
-        names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._keys.observations)
+        names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self.frame_keys.observations)
         return (
-            f"{type(self).__name__}(obs_key=[{names}], stack={self._keys.stack}, shape={self.shape}, len={len(self)}, "
+            f"{type(self).__name__}(obs_key=[{names}], stack={self.frame_keys.stack}, shape={self.shape}, len={len(self)}, "
             f"max_size={self.max_size})"
         )
 

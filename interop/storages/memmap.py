@@ -18,7 +18,8 @@ from interop.engine.places.anonymous_maps import AnonymousMaps
 from interop.engine.places.mapped_files import Files
 from interop.engine.places.place import Place
 from interop.engine.places.shared import shared_by_processes
-from interop.shared.folder import DESCRIPTION, PRIORITIES, USES, Folder, description
+from interop.shared.folder import Folder
+from interop.shared.folder_description import DESCRIPTION, PRIORITIES, USES, description
 from interop.shared.processes import starting_a_worker
 from interop.storages.lazy import LazyTensorStorage, by_path, refuse_shared_init
 
@@ -50,6 +51,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         shared_init: make a storage without items in `scratch_dir` at once, to be given to processes before the first
             write.
         fill, ragged: as for `LazyTensorStorage`.
+        checksums: `close` flushes the files and writes checksums of them, by block of 4 MiB, so that `interop.verify` finds
+            damage. Writes take no longer. A folder that was closed with checksums gets new ones at each `close`. One that
+            was not closed, as after a kill, has none: `interop.verify` says so, and `interop.seal` writes them.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         shared_init: bool = False,
         fill: Mapping[Any, Any] | None = None,
         ragged: Collection[Any] = (),
+        checksums: bool = False,
     ) -> None:
         if device not in ("auto", None) and torch.device(device).type != "cpu":
             raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
@@ -85,6 +90,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 self.ring,
                 existsok=existsok,
                 auto_cleanup=self.auto_cleanup,
+                checksums=bool(checksums),
                 shares=not compilable,
             )
         if shared_init:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from interop.buffers import ReplayBuffer
 from interop.data.arguments import class_of
-from interop.view.facts import facts_of
 from interop.view.page import render
+from interop.view.page_facts import facts_of
 from interop.view.rerun import record
 
 

@@ -25,12 +25,25 @@ def imported(package: str) -> set[str]:
 
 def test_importing_fbuf_loads_nothing_optional_and_starts_no_device() -> None:
     started, *loaded = run(
-        "import sys, fbuf; from jax._src.xla_bridge import backends_are_initialized; "
+        "import sys, fbuf; fbuf.Buffer; from jax._src.xla_bridge import backends_are_initialized; "
         "print(backends_are_initialized(), *sys.modules)"
     )
     assert started == "False"
     assert {"fbuf", "jax"} <= set(loaded)
     assert not LATER & set(loaded)
+
+
+def test_files_are_read_without_jax() -> None:
+    loaded = run("import sys, fbuf, fbuf.checkpoint; fbuf.checkpoint.Reading; print(*sys.modules)")
+    assert "numpy" in loaded
+    assert not {"jax", *LATER} & set(loaded)
+
+
+def test_modules_and_names_are_found_without_an_import_of_their_own() -> None:
+    found = run(
+        "import fbuf; print(fbuf.writers.RoundRobin is fbuf.RoundRobin, callable(fbuf.plan), hasattr(fbuf, 'nothing'))"
+    )
+    assert found == ["True", "True", "False"]
 
 
 def test_fbuf_imports_jax_and_jaxtyping_and_interop_never_torchrl() -> None:

@@ -1,5 +1,6 @@
 """Families of names that no buffer needs are imported at the first use of one of them, and are there from then on."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import interop
 from interop import LazyTensorStorage, ReplayBuffer, RewardData
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("specs", "maps", "llm", "remote", "doors", "formats", "datasets")
+FAMILIES = ("specs", "looking", "maps", "llm", "remote", "doors", "formats", "datasets")
 BUFFERS = """
 buffer = interop.TensorDictPrioritizedReplayBuffer(
     alpha=0.6, beta=0.4, storage=interop.LazyTensorStorage(10), batch_size=4, priority_key="td_error"
@@ -53,7 +54,8 @@ def test_a_family_is_loaded_by_its_names_or_items_and_by_nothing_else(tmp_path: 
         "plain.plan(interop.Unbounded(dtype=torch.int64))": {"specs"},
         "interop.maps": {"maps"},
         "from interop import RayReplayBuffer": {"remote"},
-        "from interop import *": {"llm"},
+        "from interop import *": {"llm", "looking"},
+        "interop.open": set(),
         "interop.datasets.merged": {"datasets"},
     }
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
@@ -79,3 +81,20 @@ def test_all_public_names_are_there_once() -> None:
     assert len(set(interop.__all__)) == len(interop.__all__)
     with pytest.raises(AttributeError, match="module 'interop' has no attribute 'Nothing'"):
         interop.Nothing
+
+
+def test_torch_and_jax_are_loaded_by_the_first_name_that_needs_them() -> None:
+    code = """
+import sys, interop
+interop.inspect, interop.verify, interop.show_versions, interop.__version__, dir(interop)
+print({"torch", "jax", "tensordict"} & set(sys.modules))
+import jax
+from interop.storages import LazyTensorStorage
+print(interop.data.settings._jax_is_ours, interop.LazyTensorStorage is LazyTensorStorage, interop.buffers.ReplayBuffer)
+print(jax.config.values["jax_cpu_enable_async_dispatch"])
+"""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_CPU_")}
+    command = [sys.executable, "-W", "error", "-c", code]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=clean).stdout
+    found = ["set()", "True True <class 'interop.buffers.replay_buffer.ReplayBuffer'>", "False"]
+    assert output.splitlines() == found

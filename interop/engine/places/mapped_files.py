@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
+from fbuf.checkpoint.files import remove_folder
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.data.layout import Layout, LeafSpec
@@ -28,17 +28,9 @@ from interop.host.maps import bytes_of, file_names, from_file
 from interop.host.ring import Ring
 from interop.host.rows import TorchRows
 from interop.host.stored_rows import Rows
-from interop.shared.folder import (
-    OWN,
-    PRIORITIES,
-    STATE,
-    USES,
-    VALUES,
-    Folder,
-    check_file,
-    check_folders,
-    reserve_again,
-)
+from interop.shared import checksums
+from interop.shared.folder import Folder, reserve_again
+from interop.shared.folder_description import OWN, PRIORITIES, STATE, USES, VALUES, check_file, check_folders
 from interop.shared.journal import Journal, ReadOnly, Recorded
 from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker
@@ -60,6 +52,7 @@ class Files(Place):
         ring: its counters are in that record.
         existsok: replace files that are there.
         auto_cleanup: remove the files with the last owner.
+        checksums: write checksums of the files when the folder is closed.
         shares: whether processes that share the table may find memory that one of them allocates.
     """
 
@@ -76,9 +69,11 @@ class Files(Place):
         *,
         existsok: bool,
         auto_cleanup: bool,
+        checksums: bool,
         shares: bool,
     ) -> None:
         super().__init__()
+        self._checksums = checksums
         self._shares = shares
         self.root = root
         self._capacity = capacity
@@ -158,7 +153,7 @@ class Files(Place):
                 folder.end()
             raise
         if self.folder is None or not layout.leaves:
-            shutil.rmtree(folder.path / VALUES, ignore_errors=True)  # of the items that these replace
+            remove_folder(folder.path / VALUES)  # of the items that these replace
         self.folder = folder
         if not self._guard.journal.is_wanted:
             self._guard.journal = self._new_journal()
@@ -267,6 +262,7 @@ class Files(Place):
             self._guard.journal = ReadOnly(str(self.root))
             return
         self._guard.journal, self.folder = journal, folder
+        self._checksums = checksums.mark_outdated(self.root)  # sealed once, it is sealed again
         self._guard.lock.hooked = True  # an unfinished write is rolled back first
         folder.opened()
         self._ending = weakref.finalize(self, folder.end, self._auto_cleanup)
@@ -275,7 +271,11 @@ class Files(Place):
         """Give up the folder, so that another storage can open it. From then on writes here are refused."""
         if self._ending is not None and self._guard.journal.memory is not None:
             self._guard.journal = ReadOnly(str(self.root) + "/", closed=True)
-            self._ending()
+            try:
+                if self._checksums and self.folder is not None and self.folder.is_here:
+                    checksums.seal(self.folder.path)
+            finally:
+                self._ending()
 
     def remove(self) -> bool:
         """Remove the files; False where there are none to remove, or where this process is not the owner."""

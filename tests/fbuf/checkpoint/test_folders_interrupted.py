@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fbuf.checkpoint import CheckpointMismatch
-from fbuf.checkpoint.files import at_once
+from fbuf.checkpoint.files import at_once, remove_folder
 from tests.fbuf.checkpoint.trees import loaded, same, save
 
 BIG = np.arange(500_000)
@@ -47,6 +47,48 @@ def test_interrupts_leave_the_old_one_or_the_new_one(name: str, when: str, tmp_p
     save(tmp_path / "c", ["newer", BIG])  # nobody waits
     assert same(loaded(tmp_path / "c"), ["newer", BIG])
     assert len(os.listdir(tmp_path / "c")) == 2
+
+
+def test_an_interrupt_after_any_close_comes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the folder of the old checkpoint is removed: no handle is closed twice, for it may be another's by then."""
+    real, calls, at = os.close, 0, -1
+
+    def close(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        real(handle)
+        if calls == at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", close)
+    save(tmp_path / "c", ["old", BIG])
+    calls = 0
+    save(tmp_path / "c", ["new", BIG])
+    for number in range(1, calls + 1):
+        calls, at = 0, number
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path / "c", ["newer", BIG])
+        at = -1
+        save(tmp_path / "c", ["new", BIG])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["open", "stat", "unlink", "rmdir", "close"])
+def test_interrupts_of_the_removal_of_a_folder_come_through(name: str, when: str, tmp_path: Path) -> None:
+    (tmp_path / "f" / "below" / "deeper").mkdir(parents=True)
+    (tmp_path / "f" / "below" / "file").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "stays").touch()
+    (tmp_path / "f" / "to a folder").symlink_to(tmp_path / "mine")
+    (tmp_path / "f" / "to nothing").symlink_to(tmp_path / "nothing")
+    with pytest.raises(KeyboardInterrupt), _interrupted(name, when):
+        remove_folder(tmp_path / "f")
+    remove_folder(tmp_path / "f")
+    remove_folder(tmp_path / "f")  # it is gone
+    assert [*tmp_path.rglob("*")] == [tmp_path / "mine", tmp_path / "mine" / "stays"]
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    remove_folder(tmp_path / "link")
+    assert (tmp_path / "mine" / "stays").exists()
 
 
 def test_a_rename_that_was_done_but_says_that_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from interop.engine.kept_values import KeptValues
 from interop.host.rows import TorchRows
 from interop.shared import folder
-from interop.shared.folder import DESCRIPTION
+from interop.shared.folder_description import DESCRIPTION
 from tests.interop.saved_before.folders import FOLDERS, Folder
 
 write_run = TorchRows.write_run

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
 from interop.engine.table import Claim
-from interop.shared import folder
+from interop.shared import folder_description
 from tests.faults.damaging import changed, places
 from tests.interop.rows import check_same, flat_td, nested_td
 from tests.interop.storages.named_folders import made, reopened
@@ -169,7 +169,7 @@ def test_an_unfinished_creation_is_removed_and_nothing_else(in_a_fork: Any, tmp_
         LazyMemmapStorage.open(tmp_path)
     check_same(made(tmp_path, flat_td([3]))[:], flat_td([3]))
     found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {"mine.txt", "obs.memmap", "done.memmap", "meta.json", *folder.OWN[:3]}
+    assert found == {"mine.txt", "obs.memmap", "done.memmap", "meta.json", *folder_description.OWN[:3]}
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_forged_descriptions_with_a_right_checksum_open_or_are_refused(tmp_path:
     trials += [(("layout", "leaves", 0, 2), "__import__('os')"), (("layout", "leaves", 0, 0, 0), "../x")]
     for place, value in trials:
         (path / "storage.json").write_text(
-            folder.sealed(changed(described, place, "gone" if value is ... else "put", value))
+            folder_description.sealed(changed(described, place, "gone" if value is ... else "put", value))
         )
         try:
             LazyMemmapStorage.open(path, "r")

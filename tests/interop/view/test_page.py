@@ -23,8 +23,8 @@ from interop import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from interop.view.facts import facts_of
 from interop.view.page import PackedFacts
+from interop.view.page_facts import facts_of
 from interop.view.thinning import evenly, extremes, summary
 from tests.interop.view.browser import CHROMIUM, DRIVER, Browser
 

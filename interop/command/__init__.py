@@ -1,0 +1,1 @@
+"""The command `fbuf`, also `python -m interop`."""

@@ -1,0 +1,357 @@
+"""Compares every checksum at a path, streamed, and reports what is damaged by name."""
+
+import contextlib
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf.checkpoint import CheckpointError, Reading, files
+from fbuf.checkpoint.manifest import NAME, FileEntry, Manifest
+from interop.looking.path_kinds import Kind, below, kind_of, minari_data
+from interop.looking.tables import size
+from interop.shared import checksums
+from interop.shared.folder_description import (
+    ACTIVE,
+    DESCRIPTION,
+    LOCK,
+    STATE,
+    SUMS,
+    check_file,
+    counters_of,
+    description,
+    words_of,
+)
+from interop.shared.published_folder import RECORD, check_files
+
+Progress = Callable[[int, int], None]
+_FAULTS = (CheckpointError, OSError, EOFError, ValueError)
+_BATCH = 1 << 14  # rows of Parquet that are read at once
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was written, and why."""
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return self.what if self.file in self.what else f"{self.file}: {self.what}"
+
+
+@dataclass
+class Report:
+    """What `verify` has found. `print` shows it, `to_dict()` gives plain values.
+
+    Attributes:
+        path, kind: as of `inspect`.
+        files: how many were looked at.
+        bytes: how many bytes were compared with a checksum.
+        damaged: what is damaged, by file.
+        notes: what could not be compared, and why.
+    """
+
+    path: str
+    kind: Kind
+    files: int = 0
+    bytes: int = 0
+    damaged: list[Damage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no damage was found. Files without checksums are checked for their sizes: see `notes`."""
+        return not self.damaged
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        damaged = [{"file": each.file, "what": each.what} for each in self.damaged]
+        own = {name: getattr(self, name) for name in ("path", "kind", "files", "bytes", "ok", "notes")}
+        return {**own, "damaged": damaged}
+
+    def __str__(self) -> str:
+        state = "no damage found" if self.ok else f"{len(self.damaged)} damaged"
+        lines = [f"{self.path}: {state} in {self.files} files, {size(self.bytes)} compared with checksums"]
+        lines += [f"  damaged: {each}" for each in self.damaged]
+        return "\n".join([*lines, *(f"  note: {each}" for each in self.notes)])
+
+
+class _Counter:
+    """Tells a callback how many bytes of how many were read, from any thread."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._done += count
+                self._progress(self._done, self._total)
+
+
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Report:
+    """Compare every checksum at a path, in a few MiB of memory whatever its size. Damage is reported, never raised.
+
+    - Checkpoints: the digest of the manifest, and the CRC-32 of each file.
+    - Folders of rows, and datasets that were converted to rows: description, counters, sizes, and the CRC-32 of each block
+      where there are checksums (`LazyMemmapStorage(..., checksums=True)` or `seal`). A note says where there are none.
+    - Parquet and H5 files of datasets: every page is read and decoded, with its checksum where the file has one. They need
+      pyarrow and h5py.
+    - Other folders: everything of these kinds below.
+
+    Args:
+        path: a file or folder.
+        progress: is called with the bytes read so far, and those to be read; from several threads, one at a time.
+
+    FileNotFoundError where nothing is there, `UnknownPathError` for what this library does not read.
+    """
+    root = Path(path)
+    kind = kind_of(root)
+    report = Report(str(root), kind)
+    if kind == "folder":
+        for each in below(root):
+            _join(report, verify(each, progress))
+        return report
+    with _noted(report, root):
+        _CHECKS[kind](root, report, progress)
+    return report
+
+
+def seal(path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+    """Flush the rows of a folder that no storage has open, and write their checksums for `verify`. O(bytes).
+
+    RuntimeError where a storage has it open: `LazyMemmapStorage(..., checksums=True)` does it at `close`. Otherwise the
+    errors of `LazyMemmapStorage.open`. Until the next `open` for writing, what is there is what `verify` compares with. An
+    edit through a view that outlived its storage counts as damage.
+    """
+    import fcntl
+
+    root = Path(path)
+    description(root)
+    with open(root / LOCK, "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(
+                f"{root} is in use: close its storage first. One that was built with checksums=True seals the folder itself"
+            ) from None
+        if words_of(root / STATE)[ACTIVE]:
+            raise RuntimeError(f"{root}: a write was cut off. Open the storage for writing once, which rolls it back")
+        total = sum(os.path.getsize(root / name) for name in checksums.files_of(root))
+        checksums.seal(root, _Counter(progress, total))
+
+
+def _join(report: Report, other: Report) -> None:
+    report.files += other.files
+    report.bytes += other.bytes
+    report.damaged += [Damage(str(Path(other.path) / each.file), each.what) for each in other.damaged]
+    report.notes += [each if other.path in each else f"{other.path}: {each}" for each in other.notes]
+
+
+@contextlib.contextmanager
+def _noted(report: Report, name: Path | str) -> Iterator[None]:
+    """Reports what goes wrong as damage of a file."""
+    try:
+        yield
+    except _FAULTS as error:
+        report.damaged.append(Damage(str(name), str(error) or type(error).__name__))
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def _checkpoint(root: Path, report: Report, progress: Progress | None) -> None:
+    while True:
+        found = Manifest.read(root)
+        counter = _Counter(progress, sum(each.size for each in found.files))
+        jobs = [partial(_damage_of, root / found.folder, each, counter) for each in found.files]
+        damaged = [each for each in files.at_once(jobs) if each is not None]
+        if not damaged:
+            with Reading(root, "size"):  # the tree describes its arrays as they are
+                pass
+        with contextlib.suppress(*_FAULTS):
+            if damaged and Manifest.read(root).folder != found.folder:
+                continue  # another checkpoint has replaced it meanwhile
+        break
+    report.files, report.damaged = len(found.files) + 1, damaged
+    report.bytes = sum(each.size for each in found.files) + os.path.getsize(root / NAME)
+
+
+def _damage_of(folder: Path, entry: FileEntry, counter: _Counter) -> Damage | None:
+    """Read a file; what is wrong with it."""
+    path = folder
+    try:
+        for part in entry.name.split("/"):
+            path = path / part
+            if path.is_symlink():
+                return Damage(entry.name, f"{path}: a link, where a file was written")
+        with files.opened(path) as (handle, found):
+            if found != entry.size:
+                return Damage(entry.name, f"{path}: has {found} bytes of {entry.size}, or is no plain file")
+            checksum = 0
+            for piece in files.chunks(entry.size):
+                files.read_into(handle, piece)
+                checksum = zlib.crc32(piece.data, checksum)
+                counter(piece.size)
+    except (OSError, EOFError) as error:
+        return Damage(entry.name, f"{path}: {error or 'ends too soon'}")
+    return None if checksum == entry.checksum else Damage(entry.name, f"{path}: its checksum is another")
+
+
+# ------------------------------------------------------------------ folders of rows
+
+
+def _rows(root: Path, report: Report, progress: Progress | None) -> None:
+    saved = description(root)  # its own checksum
+    sizes = saved.fields("files")
+    report.files += 1
+    report.bytes += os.path.getsize(root / DESCRIPTION)
+    for name in sizes:
+        report.files += 1
+        with _noted(report, name):
+            # The undo record may have grown since the description was written.
+            check_file(root / name, None if name == STATE else sizes.whole(name))
+    with _noted(report, STATE):
+        counters = counters_of(root / STATE)
+        rows = saved.whole("rows")
+        if not (
+            0 <= counters["size"] <= rows and 0 <= counters["cursor"] < max(rows, 1) and min(counters.values()) >= 0
+        ):
+            raise ValueError(f"the counters {counters} are none of a storage of {rows} rows")
+        if words_of(root / STATE)[ACTIVE]:
+            report.notes.append("a write is under way, or was cut off: the next open(mode='r+') rolls it back")
+    if os.path.lexists(root / RECORD):
+        _record(root, report)
+    with _noted(report, SUMS):
+        sums = checksums.Sums.read(root)
+        if sums is None or sums.is_outdated(root):
+            there = os.path.lexists(root / SUMS)
+            why = "its checksums are outdated: the last writer has not closed it" if there else "it has no checksums"
+            report.notes.append(f"only sizes were checked, {why}. interop.seal({str(root)!r}) writes them")
+            return
+        _blocks(root, report, sums, progress)
+
+
+def _record(root: Path, report: Report) -> None:
+    import json
+
+    with _noted(report, RECORD):
+        named = json.loads((root / RECORD).read_bytes())["files"]
+        check_files(root, {name: size for name, size in named.items() if name != STATE})
+
+
+def _blocks(root: Path, report: Report, sums: checksums.Sums, progress: Progress | None) -> None:
+    if dict(sums.counters) != counters_of(root / STATE):
+        report.damaged.append(Damage(STATE, f"{root / STATE}: its counters are others than when it was sealed"))
+    counter = _Counter(progress, sum(size for size, _ in sums.files.values()))
+    known = {each.file for each in report.damaged}
+    for name in sorted({*sums.files, *checksums.files_of(root)}):
+        if name in known:
+            continue
+        with _noted(report, name):
+            if name not in sums.files:
+                raise ValueError(f"{root / name} was added after the folder was sealed")
+            there, digits = sums.files[name]
+            if os.path.getsize(root / name) != there:
+                raise ValueError(f"{root / name} has {os.path.getsize(root / name)} bytes of {there}")
+            wanted = np.array([int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)], np.int64)
+            found = np.fromiter(checksums.blocks_of(root, name, sums.block, counter), np.int64)
+            report.bytes += there
+            wrong = np.flatnonzero(wanted != found) if wanted.size == found.size else np.arange(found.size)
+            if wrong.size:
+                start = int(wrong[0]) * sums.block
+                raise ValueError(
+                    f"{root / name}: {wrong.size} of {found.size} blocks are damaged, the first one at byte {start:,}"
+                )
+
+
+# ------------------------------------------------------------------ datasets
+
+
+def _parquet(paths: list[Path], report: Report) -> None:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        report.notes.append("Parquet files are checked where pyarrow is installed: pip install 'fbuf[datasets]'")
+        return
+    for path in paths:
+        report.files += 1
+        try:
+            with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+                for _ in file.iter_batches(_BATCH):
+                    pass
+            report.bytes += path.stat().st_size
+        except (ArrowException, OSError) as error:
+            report.damaged.append(Damage(str(path), f"{path}: {error}"))
+
+
+def _h5(path: Path, report: Report, progress: Progress | None = None) -> None:
+    try:
+        import h5py
+    except ImportError:
+        report.notes.append("H5 files are checked where h5py is installed: pip install h5py")
+        return
+    report.files += 1
+
+    def visit(_: str, node: object) -> None:
+        if isinstance(node, h5py.Dataset) and node.shape:
+            step = max(1, (1 << 22) * node.shape[0] // max(node.nbytes, 1))
+            for start in range(0, node.shape[0], step):
+                node[start : start + step]
+
+    with _noted(report, path):
+        try:
+            with h5py.File(path, "r") as file:
+                file.visititems(visit)
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{path}: {error}") from error
+        report.bytes += path.stat().st_size
+
+
+def _hub(root: Path, report: Report, progress: Progress | None) -> None:
+    _parquet(sorted((root / "data").rglob("*.parquet")), report)
+
+
+def _lerobot(root: Path, report: Report, progress: Progress | None) -> None:
+    import json
+
+    with _noted(report, "meta/info.json"):
+        json.loads((root / "meta" / "info.json").read_bytes())
+    _parquet(sorted(root.rglob("*.parquet")), report)
+    videos = [each for each in root.rglob("*.mp4") if each.is_file()]
+    report.damaged += [Damage(str(each), f"{each}: is empty") for each in videos if not each.stat().st_size]
+    if videos:
+        report.notes.append(f"{len(videos)} videos have no checksums: only that they are there was checked")
+
+
+def _minari(root: Path, report: Report, progress: Progress | None) -> None:
+    data = minari_data(root)
+    assert data is not None
+    if (data / "main_data.hdf5").is_file():
+        _h5(data / "main_data.hdf5", report)
+    _parquet(sorted(data.rglob("*.parquet")), report)
+
+
+def _torchrl(root: Path, report: Report, progress: Progress | None) -> None:
+    report.files = sum(1 for each in root.rglob("*") if each.is_file())
+    report.notes.append("torchrl writes no checksums: nothing could be compared")
+
+
+_CHECKS: dict[Kind, Callable[[Path, Report, Progress | None], None]] = {
+    "checkpoint": _checkpoint,
+    "rows": _rows,
+    "dataset": _rows,
+    "minari": _minari,
+    "lerobot": _lerobot,
+    "hub": _hub,
+    "h5": _h5,
+    "torchrl": _torchrl,
+}
