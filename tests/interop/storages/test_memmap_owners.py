@@ -184,6 +184,7 @@ def test_a_reader_sees_nothing_of_a_write_that_a_killed_process_was_in(in_a_fork
         """
         import os, signal, torch
         from interop import LazyMemmapStorage, ReplayBuffer
+        from interop.engine.table import Claim
         from tests.interop.rows import flat_td
 
         if not (owner := os.fork()):
