@@ -248,7 +248,7 @@ def test_every_sampler_of_the_library_has_its_arguments() -> None:
         found = arguments_of(sampler)
         assert found is not None
         again = called(type(sampler), found, "here")
-        assert arguments_of(again) == found and again.draw_settings == sampler.draw_settings
+        assert arguments_of(again) == found and again.draws.settings == sampler.draws.settings
     assert arguments_of(PromptGroupSampler(2, staleness=StalenessAwareSampler(4))) == {
         "staleness": {"max_staleness": 4, "version_key": "policy_version"}
     }
