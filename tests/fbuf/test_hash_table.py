@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused():
         table.insert(state, keys_of([1, 2]), np.zeros(3, np.float32))
     with pytest.raises(TypeError, match="'on'"):
         table.find(state, keys_of([1]) | {"on": np.zeros(1, np.int32)})
-    with pytest.raises(ValueError, match="structure"):
+    with pytest.raises(ValueError, match="the batch lacks"):
         table.update(state, {"x": np.zeros(1, np.float32)}, np.zeros(1, np.float32))
     with pytest.raises(ValueError, match="capacity 5, the state 4"):
         HashTable(5).find(state, keys_of([1]))

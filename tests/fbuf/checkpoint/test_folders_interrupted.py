@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -51,23 +52,28 @@ def test_interrupts_leave_the_old_one_or_the_new_one(name: str, when: str, tmp_p
 
 def test_an_interrupt_after_any_close_comes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the folder of the old checkpoint is removed: no handle is closed twice, for it may be another's by then."""
-    real, calls, at = os.close, 0, -1
+    real, calls, at, was_raised = os.close, 0, -1, False
 
     def close(handle: int) -> None:
-        nonlocal calls
-        calls += 1
+        nonlocal calls, was_raised
         real(handle)
-        if calls == at:
-            raise KeyboardInterrupt
+        if threading.current_thread() is threading.main_thread():  # where handlers of signals run
+            calls += 1
+            if calls == at:
+                was_raised = True
+                raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "close", close)
     save(tmp_path / "c", ["old", BIG])
     calls = 0
     save(tmp_path / "c", ["new", BIG])
     for number in range(1, calls + 1):
-        calls, at = 0, number
-        with pytest.raises(KeyboardInterrupt):
+        calls, at, was_raised, came_through = 0, number, False, False
+        try:
             save(tmp_path / "c", ["newer", BIG])
+        except KeyboardInterrupt:
+            came_through = True
+        assert came_through == was_raised  # other threads may have closed some of the files
         at = -1
         save(tmp_path / "c", ["new", BIG])
 
