@@ -81,7 +81,7 @@ def assert_resized(buffer: Buffer, seeds: range, other: int) -> None:
 
 @pytest.mark.parametrize("buffer", QUICK, ids=str)
 def test_the_newest_rows_stay_and_all_that_belongs_to_them(buffer: Buffer) -> None:
-    assert_resized(buffer, range(8), 9)
+    assert_resized(buffer, range(4), 9)
 
 
 @pytest.mark.slow
