@@ -292,8 +292,7 @@ class Sampled(Component):
 
     def _settings(self) -> tuple[Any, ...]:
         """The settings of the samplers on which batches depend."""
-        draws = self.sampler.draws
-        return draws.changes, *draws.settings
+        return self.sampler.draws.all_settings
 
     def _make(self, batch: RequestedBatch) -> tuple[Any, Any] | None:
         """Make a requested batch, in a thread; None if it is stale."""

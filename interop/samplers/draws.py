@@ -57,8 +57,13 @@ class Draws(ABC):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The parameters on which draws depend and which a user may set. Batches drawn ahead with others are drawn again."""
+        """The parameters on which draws depend and which a user may set."""
         return ()
+
+    @property
+    def all_settings(self) -> tuple[Any, ...]:
+        """`changes` and `settings`. Batches drawn ahead with others are drawn again."""
+        return self.changes, *self.settings
 
     @property
     def has_more(self) -> bool | None:

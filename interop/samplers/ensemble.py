@@ -51,9 +51,8 @@ class EnsembleDraws(Draws):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        of_members = [sampler.draws for sampler in self._samplers]
-        settings = (setting for draws in of_members for setting in (draws.changes, *draws.settings))
-        return *self._choice.settings, *settings
+        of_members = (setting for sampler in self._samplers for setting in sampler.draws.all_settings)
+        return *self._choice.settings, *of_members
 
     def let_go(self) -> None:
         for sampler in self._samplers:

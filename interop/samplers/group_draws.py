@@ -32,10 +32,7 @@ class GroupDraws(SlotDraws):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        if self._staleness is None:
-            return ()
-        draws = self._staleness.draws
-        return draws.changes, *draws.settings
+        return () if self._staleness is None else self._staleness.draws.all_settings
 
     @property
     def undoable(self) -> Undoable | None:

@@ -93,10 +93,8 @@ class ItemGroups(ItemValues):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the groups in the file of the storage; start from those of an earlier process at the next draw or write."""
-        if self.most is None or (self._file is not None and storage.contents.kept is self._file):
-            return
-        uses = storage.contents.keep(KeptUses)
-        if uses is None or uses is self._file:
+        uses = None if self.most is None else storage.contents.keep_other(KeptUses, self._file)
+        if uses is None:
             return
         self._file = uses
         if uses.bind(self) and self._edits is None and len(storage):

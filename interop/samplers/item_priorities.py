@@ -261,10 +261,8 @@ class ItemPriorities(ItemValues):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the priorities in the file of the storage; start from those of an earlier process."""
-        if self._file is not None and storage.contents.kept is self._file:
-            return
-        file = storage.contents.keep(KeptPriorities)
-        if file is None or file is self._file:
+        file = storage.contents.keep_other(KeptPriorities, self._file)
+        if file is None:
             return
         self._file = file
         if file.bind(self) and not self._priorities.size and len(storage):
@@ -320,20 +318,7 @@ class ItemPriorities(ItemValues):
             mark(np.arange(self._priorities.size, len(storage)), storage=storage)
 
     def update(self, index: object, priority: object, *, storage: Storage | None = None) -> None:
-        """Give stored items new priorities. Of equal indices the last wins; entries of -1 are ignored.
-
-        Args:
-            index: an int, 1-d integers, or coordinates [n, ndim] for a storage of several item dims.
-            priority: one value for all, or one for each index; finite and not negative.
-            storage: needed for coordinates.
-
-        Raises, before anything changes: IndexError for an index that is not stored, TypeError for one that is not an
-        integer, ValueError for a priority that is negative or not finite, RuntimeError for another number of them.
-
-        If priorities and sampler are on one accelerator, and there is one for each index, the update is asynchronous: an
-        IndexError or ValueError is raised by a later call of the buffer, as a ValueError, and nothing of that update was
-        applied.
-        """
+        """Give stored items new priorities. For arguments and errors see `PrioritizedSampler.update_priority`."""
         with self.lock:
             self._prepare(storage)
             writes = None if storage is None else storage.guard.device_writes

@@ -142,10 +142,8 @@ class ItemUses(ItemValues):
 
     def _keep(self, storage: Storage) -> None:
         """Keep the draws in the file of the storage; start from those of an earlier process."""
-        if self._file is not None and storage.contents.kept is self._file:
-            return
-        uses = storage.contents.keep(KeptUses)
-        if uses is None or uses is self._file:
+        uses = storage.contents.keep_other(KeptUses, self._file)
+        if uses is None:
             return
         self._file = uses
         if not (uses.bind(self) and not self._item_count and len(storage)):

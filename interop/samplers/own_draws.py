@@ -42,7 +42,7 @@ class OwnDraws(Draws):
     ) -> None:
         self._sampler = sampler
         self._by_key = by_key
-        self._changes = changes
+        self.changes = changes
         self._inherited = inherited
         self._undoable = undoable
 
@@ -68,7 +68,7 @@ class OwnDraws(Draws):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        return (self._changes, *(() if self._inherited is None else self._inherited.settings))
+        return () if self._inherited is None else self._inherited.settings
 
     def let_go(self) -> None:
         if self._inherited is not None:

@@ -132,6 +132,13 @@ class Contents:
         """
         return None
 
+    def keep_other(self, kind: type[_Kept], before: KeptValues | None) -> _Kept | None:
+        """`keep`, where this is another file than the one before; else None."""
+        if before is not None and self.kept is before:
+            return None
+        file = self.keep(kind)
+        return None if file is before else file
+
 
 class TableContents(Contents):
     """The items of a table.
