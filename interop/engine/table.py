@@ -562,22 +562,30 @@ class Table:
         ring = self.ring
         row = places[0] if isinstance(places, tuple) else places
         with journal.part():
-            if reached is None:
-                ring.edited(row)
-            else:
-                ring.wrote_elsewhere(_named(row, whole_rows(places)), capacity, reached > ring.size)
             over: RowNumbers = range(0) if journal.memory is None else counted(row, stored)
             if journal.memory is None or journal.fits(len(over)):
                 if len(over):
-                    journal.reserve(len(over))
+                    journal.reserve(len(over))  # may commit: before the counters change, which belong to these rows
+                self._count_write_at(row, places, reached, capacity)
+                if len(over):
                     journal.save(over)
                 rows.write_at(places, leaves)
             else:
+                ring.edited(row)
                 self._write_in_parts(places, leaves, stored)
+                if reached is not None:
+                    self._count_write_at(row, places, reached, capacity)
             if reached is not None:
                 if self.place.kept is not None:
                     self.place.kept.forget(row)
                 ring.size = max(ring.size, reached)
+
+    def _count_write_at(self, row: object, places: object, reached: int | None, capacity: int) -> None:
+        """Note a write at places. On the heap this comes first: an interrupted write may have changed rows."""
+        if reached is None:
+            self.ring.edited(row)
+        else:
+            self.ring.wrote_elsewhere(_named(row, whole_rows(places)), capacity, reached > self.ring.size)
 
     def _write_in_parts(self, places: object, leaves: Sequence[Tensor], stored: int) -> None:
         """Write at places of more rows than fit into the record, in several transactions."""

@@ -116,12 +116,16 @@ class Disk:
         elif name == "link" and path in self.files and os.path.dirname(rest[0]) in self.files:
             self.files[rest[0]] = self.files[path]
         elif name == "rename" and path in self.files:
+            for each in self._below(path):
+                self.files[rest[0] + each.removeprefix(path)] = self.files.pop(each)
             self.files[rest[0]] = self.files.pop(path)
-        elif name in ("unlink", "rmdir"):
-            self.files.pop(path, None)
-        elif name == "remove":
-            for each in [each for each in self.files if each == path or each.startswith(f"{path}/")]:
+        elif name in ("unlink", "rmdir", "remove"):  # what is below a removed folder is gone, though its own removal was lost
+            for each in self._below(path):
                 del self.files[each]
+            self.files.pop(path, None)
+
+    def _below(self, path: str) -> list[str]:
+        return [each for each in self.files if each.startswith(f"{path}/")]
 
     def put(self, folder: Path, to: Path) -> None:
         """Make what is below `folder` as real files elsewhere."""
