@@ -119,7 +119,7 @@ class Disk:
             for each in self._below(path):
                 self.files[rest[0] + each.removeprefix(path)] = self.files.pop(each)
             self.files[rest[0]] = self.files.pop(path)
-        elif name in ("unlink", "rmdir", "remove"):  # what is below a removed folder is gone, though its own removal was lost
+        elif name in ("unlink", "rmdir", "remove"):  # what is below a removed folder is gone, too
             for each in self._below(path):
                 del self.files[each]
             self.files.pop(path, None)

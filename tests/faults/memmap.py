@@ -44,7 +44,7 @@ class NotedValues(ItemValues):
 class Noted(RandomSampler):
     """Keeps priorities as a prioritized sampler does, without entering JAX, which a forked child could not."""
 
-    _values = NotedValues()
+    _library_values = NotedValues()
     highest, bound = 1.0, None
 
     def _keep(self, storage):
