@@ -74,11 +74,10 @@ def settings(buffer: HasSettings) -> dict[str, Any]:
 
 def with_settings(buffer: HasSettings, fields: Fields, options: LoadOptions) -> list[Apply]:
     """Check the settings in a saved tree; the returned functions put them in."""
-    size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
         buffer.transform.with_state(fields.any("transforms"), options),
         _with_generator(buffer.generator, fields.any("generator"), fields.where),
-        _with_batch_size(buffer, size),
+        _with_batch_size(buffer, _saved_size(fields, "batch_size")),
     ]
 
 
@@ -117,7 +116,7 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
     sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
     writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
     parts: list[Apply] = [
-        checked_state(buffer.sampler, sampler, options),
+        checked_state(buffer.sampler, sampler, _with_size(options, buffer, _saved_size(fields, "batch_size"))),
         checked_state(buffer.writer, writer, options),
         *with_settings(buffer, fields, options),
     ]
@@ -163,11 +162,10 @@ def with_settings_dict(buffer: HasSettings, fields: Fields, options: LoadOptions
     """Check the settings in a `state_dict`; the returned functions put them in."""
     rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
-    size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
     return [
         buffer.transform.with_state(fields.any("_transforms"), options),
         _with_generator(buffer.generator, generator, fields.where),
-        _with_batch_size(buffer, size),
+        _with_batch_size(buffer, _saved_size(fields, "_batch_size")),
     ]
 
 
@@ -187,7 +185,11 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
         if name not in fields:
             raise CheckpointMismatch(f"{fields.where}: it is not the state of a buffer, the entry {name!r} is missing")
     parts: list[Apply] = [
-        checked_state(buffer.sampler, fields.any("_sampler"), options),
+        checked_state(
+            buffer.sampler,
+            fields.any("_sampler"),
+            _with_size(options, buffer, _saved_size(fields, "_batch_size")),
+        ),
         checked_state(buffer.writer, fields.any("_writer"), options),
         *with_settings_dict(buffer, fields, options),
     ]
@@ -200,6 +202,14 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
 def _loads_storage(buffer: HasComponents, options: LoadOptions) -> bool:
     """Whether no buffer that is loaded before has the same storage."""
     return all(buffer.storage is not getattr(other, "storage", None) for other in options.beside)
+
+
+def _saved_size(fields: Fields, name: str) -> int | None:
+    return None if fields.any(name) is None else fields.whole(name, 1, 2**31)
+
+
+def _with_size(options: LoadOptions, buffer: HasSettings, saved: int | None) -> LoadOptions:
+    return replace(options, batch_size=buffer.batch_size if saved is None else saved)
 
 
 def _with_batch_size(buffer: HasSettings, saved: int | None) -> Apply:

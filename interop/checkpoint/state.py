@@ -44,6 +44,7 @@ class LoadOptions:
         where: what is loaded, for messages.
         beside: buffers that are loaded before; they load a storage that they share.
         resize: as in `ReplayBuffer.loads`.
+        batch_size: of the buffer after the load, which its sampler must be able to draw; None if it has none.
     """
 
     strict: bool = True
@@ -53,6 +54,7 @@ class LoadOptions:
     where: str = "the state of a buffer"
     beside: tuple[object, ...] = ()
     resize: bool = False
+    batch_size: int | None = None
 
 
 EXACT = LoadOptions()

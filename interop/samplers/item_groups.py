@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from tensordict.utils import NestedKey
 
+from fbuf.checkpoint import CheckpointMismatch
 from interop.checkpoint.state import Apply, Entries, a_key, integers, key_of
 from interop.engine.kept_uses import KeptUses
 from interop.samplers.groups import Group, Groups, Id
@@ -175,9 +176,11 @@ class ItemGroups(ItemValues):
             "ran_out": self.ran_out,
         }
 
-    def with_state(self, entries: Entries) -> Apply:
-        """Check a result of `state`. The returned function puts it in."""
+    def with_state(self, entries: Entries, batch_size: int | None = None) -> Apply:
+        """Check a result of `state`, whose groups must divide this batch size. The returned function puts it in."""
         size = entries.parameter("group_size", entries.whole("group_size", 1), self.size)
+        if batch_size is not None and batch_size % size:
+            raise CheckpointMismatch(f"batch_size={batch_size} is no multiple of group_size={size}")
         most = None if entries.any("max_uses") is None else entries.whole("max_uses", 1)
         most = entries.parameter("max_uses", most, self.most)
         key = entries.parameter("group_key", a_key(entries, "group_key"), self.key)

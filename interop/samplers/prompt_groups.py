@@ -113,7 +113,7 @@ class PromptGroupSampler(DrawingSampler):
 
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         with Entries.of(tree, self) as entries:
-            groups = self._library_values.with_state(entries)
+            groups = self._library_values.with_state(entries, options.batch_size)
             members = with_states(entries, self._members, options)
 
             def put() -> None:

@@ -125,12 +125,13 @@ class LazyFrameStorage(TensorStorage):
         fixed = self.table.fixed_layout
         if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
             raise CheckpointMismatch(f"{where} does not fit: the storage has other items, or items of other dims")
+        if self.table.rows_for(ring.lanes) != ring.capacity:  # before memory for so many rows is planned
+            raise CheckpointMismatch(f"{where} does not fit: it was built with another max_size")
         rows = self.table.place.allocate(layout, (ring.capacity, *ring.lanes))
         assert isinstance(rows, FrameRows)
         ours = rows.scheme.described()
         theirs = fields.any("scheme")
         other = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]]
-        other += [] if self.table.rows_for(ring.lanes) == ring.capacity else ["max_size"]
         if other:
             raise CheckpointMismatch(f"{where} does not fit: it was built with another {', '.join(other)}")
         for name in ("counts", *rows.used()):  # the counts say how much the others hold

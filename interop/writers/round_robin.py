@@ -101,8 +101,8 @@ class RoundRobinWriter(Writer):
     def extend(self, data: Any) -> Tensor:
         """Write a batch, whose dim 0 are the rows. Of more rows than the capacity the last stay."""
         index = self.extend_on_host(data)
-        device = getattr(data, "device", None)
-        return index.to(device) if device is not None and device.type != "cpu" else index
+        device = getattr(data, "device", None)  # an array of NumPy has a text, one of JAX another object
+        return index.to(device) if isinstance(device, torch.device) and device.type != "cpu" else index
 
     @property
     def leaves_slots_on_host(self) -> bool:
