@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from fbuf import checks, frames, memory_plan, storage, trajectories
 from fbuf.frames import Frames, FrameState
 from fbuf.fusion import computed_once
+from fbuf.keywords import checked
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
 from fbuf.samplers.chances import Chances, says_its_chances
@@ -53,6 +54,7 @@ class BufferState(ShortText):
         return super().__repr__().replace("(", f"({stored} of {rows[0]} rows, ", 1)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Buffer:
     """A ring of `capacity` rows. Every method is a pure function of its state, for use inside `jax.jit`.

@@ -1,6 +1,5 @@
 """Errors about structure, shape and dtype, raised while tracing: before anything runs, at no cost later."""
 
-import difflib
 import functools
 import math
 import operator
@@ -10,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from fbuf.keywords import nearest
 
 
 def as_int(name: str, value: Any, least: int = 1) -> int:
@@ -207,8 +208,8 @@ def _other_structure(items: object, batch: object) -> str:
         return f"items have the structure {jax.tree.structure(items)}, the batch has {jax.tree.structure(batch)}"
     parts = []
     if unknown:
-        near = {name: difflib.get_close_matches(name, missing, 1, 0.6) for name in unknown}
-        named = [f"{name} (did you mean {like[0]}?)" if like else name for name, like in near.items()]
+        near = {name: nearest(name, missing) for name in unknown}
+        named = [f"{name} (did you mean {like}?)" if like else name for name, like in near.items()]
         parts.append(f"the batch has {', '.join(named)}, which items do not have")
     if missing:
         parts.append(f"{'it' if unknown else 'the batch'} lacks {', '.join(missing)}")

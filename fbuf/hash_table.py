@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Int, PyTree, UInt32
 
 from fbuf import checks, storage
+from fbuf.keywords import checked
 from fbuf.row_words import packed
 from fbuf.short_text import ShortText
 
@@ -39,6 +40,7 @@ class HashTableState(ShortText):
     items: PyTree
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class HashTable:
     """A map of at most `capacity` keys to items. Every method is a pure function of its state, for use inside `jax.jit`.

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from fbuf import checks
 from fbuf.buffer import Buffer, BufferState
+from fbuf.keywords import checked
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Chances, Draw, Reason, Slices
 
@@ -29,6 +30,7 @@ class MixtureDraw(Draw):
     member: Int[Array, " batch"] = dataclasses.field(kw_only=True)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Mixture:
     """Several buffers that are written one by one and sampled together, such as demonstrations and new experience.

@@ -8,10 +8,12 @@ import numpy as np
 
 from fbuf import checks, frames, storage, trajectories
 from fbuf.buffer import Buffer, BufferState
+from fbuf.keywords import checked
 from fbuf.samplers import Slices
 from fbuf.timeline import TrajectoryTimeline
 
 
+@checked
 def resize(buffer: Buffer, state: BufferState, capacity: int) -> tuple[Buffer, BufferState]:
     """The buffer with another number of rows, and its state: the newest rows stay, in their order.
 

@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Int
 
 from fbuf import checks, storage, trajectories
+from fbuf.keywords import checked
 from fbuf.trajectories import TERMINATED, TrajectoryState
 from fbuf.writers import RingState
 
@@ -32,6 +33,7 @@ class NStep:
     last: Array
 
 
+@checked
 def n_step(
     rewards: Any,
     ends: Any,
@@ -76,6 +78,7 @@ def n_step(
     return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, axis), found)
 
 
+@checked
 def n_step_of_slots(
     slots: Int[Array, "*shape"], rewards: Array, index: TrajectoryState, ring: RingState, gamma: Any, n: int
 ) -> NStep:
@@ -123,6 +126,7 @@ def n_step_of_slots(
 
 
 @functools.partial(jax.jit, static_argnames="axis")
+@checked
 def returns_to_go(
     rewards: Any,
     ends: Any,

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from fbuf import checks, memory_plan, priority_tree, row_words
 from fbuf.buffer import Buffer, BufferState
 from fbuf.fusion import computed_once
+from fbuf.keywords import checked
 from fbuf.samplers import Draw, Fifo, Prioritized, Slices, Uniform
 from fbuf.samplers.prioritized import chance, placed_masses
 from fbuf.samplers.protocol import equal_chances
@@ -25,6 +26,7 @@ from fbuf.samplers.uniform import below
 _Found = tuple[Draw, Bool[Array, " batch"]]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Sharded:
     """A buffer in equal parts on the devices of a mesh axis. For use inside `jax.shard_map`; see `over`.
@@ -218,6 +220,7 @@ class Sharded:
         return state
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class OnMesh:
     """The methods of `Sharded` on global arrays: a state of leaves [devices, ...], batches and slots of all devices.

@@ -27,6 +27,7 @@ from fbuf.fusion import (
     zero_after,
     zero_after_reading,
 )
+from fbuf.keywords import checked
 from fbuf.priority_tree import PriorityTree, two_sum
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler
@@ -61,6 +62,7 @@ class PrioritizedState(ShortText):
     excluded: Array | None = None
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Prioritized(Sampler):
     """Slots with probability (priority + eps) ** alpha over the sum of all; O(batch * log capacity) but for `reweight`.

@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, PyTree
 
 from fbuf.checks import refuse_tensor
+from fbuf.keywords import checked
 from fbuf.samplers.chances import Chances
 
 
@@ -46,6 +47,7 @@ def equal_chances(slots: Int[Array, " batch"], valid: Bool[Array, " batch"], siz
     return Draw(slots, jnp.broadcast_to(chance, slots.shape), valid, smallest=chance, size=size)
 
 
+@checked
 @runtime_checkable
 class Sampler(Protocol):
     """A rule that names slots. It never touches items, so one sampler serves every storage.
@@ -138,6 +140,7 @@ class InEpochs(Sampler, Protocol):
         """State at the beginning of an epoch: slots may now hold other items than before."""
 
 
+@checked
 def importance_weights(
     draw: Draw, beta: Float[Array, ""] | float, normalize: Literal["buffer", "batch", "none"] = "buffer"
 ) -> Float[Array, " batch"]:
