@@ -340,9 +340,10 @@ def _is_here(counters: object) -> bool:
     """Whether the counters of one ring have values that this process can read."""
     if isinstance(counters, np.ndarray):
         return counters.ndim == 1
-    if isinstance(counters, jax.core.Tracer) or not isinstance(counters, jax.Array):
+    if isinstance(counters, jax.core.Tracer):
         return False
-    return counters.ndim == 1 and counters.is_fully_addressable
+    # isinstance(counters, jax.Array) would take longer than all that is asked here
+    return getattr(counters, "is_fully_addressable", False) and counters.ndim == 1  # type: ignore[attr-defined]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -98,7 +98,7 @@ class Mixture:
 
     def size(self, states: tuple[BufferState, ...]) -> Int[Array, ""]:
         """Items stored, in all members together."""
-        self._check(states)
+        self.check(states)
         sizes = (state.ring.size * buffer.items_per_row for buffer, state in zip(self.buffers, states, strict=True))
         return sum(sizes, jnp.zeros((), jnp.int32))
 
@@ -106,7 +106,7 @@ class Mixture:
         self, states: tuple[BufferState, ...], key: Array, batch_size: int
     ) -> tuple[tuple[BufferState, ...], Any, MixtureDraw]:
         """A copy of `batch_size` items and their draw. See `Buffer.sample`. O(batch), times members if `drawn`."""
-        self._check(states)
+        self.check(states)
         batch_size = checks.as_int("batch_size", batch_size)
         unit = _unit(self.buffers[0].sampler)[0]
         if batch_size % unit:
@@ -114,7 +114,7 @@ class Mixture:
         if self.drawn:
             counts = (batch_size,) * len(self.buffers)
         else:
-            counts = tuple(unit * count for count in _apportioned(self._shares, batch_size // unit))
+            counts = tuple(unit * count for count in apportioned(self._shares, batch_size // unit))
         *keys, which = jax.random.split(key, len(self.buffers) + 1)
         after, parts, numbers = list(states), [], []
         for i, (buffer, count) in enumerate(zip(self.buffers, counts, strict=True)):
@@ -137,7 +137,7 @@ class Mixture:
         Rows that are not valid are ignored, and so are rows of members without priorities. TypeError if no member has
         priorities. O(batch * log capacity) for each member.
         """
-        self._check(states)
+        self.check(states)
         keeping = [i for i, buffer in enumerate(self.buffers) if buffer.sampler.keeps_priorities]
         if not keeping:
             raise TypeError("no member keeps priorities: build one with sampler=fbuf.Prioritized(...)")
@@ -151,7 +151,7 @@ class Mixture:
             after[i] = self.buffers[i].update(states[i], jnp.where(own, slots, -1), given)
         return tuple(after)
 
-    def _check(self, states: tuple[BufferState, ...]) -> None:
+    def check(self, states: tuple[BufferState, ...]) -> None:
         """ValueError for the states of another mixture. Members check their own states."""
         if len(states) != len(self.buffers):
             raise ValueError(f"one state for each of {len(self.buffers)} buffers is needed, got {len(states)}")
@@ -176,7 +176,7 @@ def _unit(sampler: Any) -> tuple[int, ...]:
     return (sampler.length, sampler.burn_in) if isinstance(sampler, Slices) else (1,)
 
 
-def _apportioned(shares: Sequence[float], total: int) -> list[int]:
+def apportioned(shares: Sequence[float], total: int) -> list[int]:
     """Whole numbers in proportion to shares that add up to `total`, by largest remainders."""
     exact = np.asarray(shares, np.float64) / math.fsum(shares) * total
     counts = np.floor(exact).astype(np.int64)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from fbuf import (
     Buffer,
@@ -171,27 +170,6 @@ def test_the_law_of_a_users_rule_is_not_invented() -> None:
     sliced = Buffer(8, Slices(3, First()), trajectories=Trajectories("terminated"))
     assert sliced.chances(filled(sliced, 7)).probability is None
     assert reasons(sliced, filled(sliced, 7)) == ["unknown"] * 5 + ["too short"] * 2 + ["not written"]
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Slices(4, Prioritized(eps=0), least=2, burn_in=2),
-        pytest.param(Slices(4, PerTrajectory()), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_slots_come_as_often_as_is_said(rule: Slices) -> None:
-    model = ChanceModel(Buffer(40, rule, trajectories=ENDS), 5)
-    model.write_some(50)
-    for _ in range(8):
-        model.update()
-    law, count = model.buffer.chances(model.state).probability, 20_000
-    _, _, draw = sample(model.buffer, model.state, jax.random.key(3), count * rule.length)
-    drawn = np.bincount(np.asarray(draw.slots)[np.asarray(draw.mask)], minlength=40)
-    assert law is not None and not drawn[law == 0].any()
-    z = (drawn - count * law)[law > 0] / np.sqrt(np.maximum(count * law * (1 - law), 1)[law > 0])
-    assert stats.norm.sf(abs(z).max()) * z.size > 1e-4
 
 
 def test_the_law_is_known_outside_of_jit_only() -> None:
