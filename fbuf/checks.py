@@ -69,6 +69,22 @@ def refuse_tensor(name: str, value: object) -> None:
         )
 
 
+def random_key(given: object) -> None:
+    """TypeError for what cannot be a random key: a seed, a generator, None."""
+    if not hasattr(given, "dtype") or type(given).__module__ == "torch":
+        raise TypeError(f"key must be a random key, such as jax.random.key(0), got {given!r}")
+
+
+def number(name: str, value: object) -> None:
+    """TypeError for what is no real number: an array of one value or a plain number, traced or not."""
+    refuse_tensor(name, value)
+    if type(value) is float or (isinstance(value, int | float | np.number) and not isinstance(value, bool)):
+        return
+    if isinstance(value, jax.Array | np.ndarray) and jnp.issubdtype(value.dtype, jnp.number):
+        return
+    raise TypeError(f"{name} must be a number, or an array of one, got {value!r}")
+
+
 def on_host(name: str, state: object) -> None:
     """TypeError for a state that is traced, RuntimeError for one that was donated, before a function that reads values."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -140,7 +156,10 @@ def priorities(given: Any, shape: tuple[int, ...]) -> Array:
     refuse_tensor("priorities", given)
     if not isinstance(given, jax.Array):
         with np.errstate(over="ignore"):  # too large for JAX's floats: infinite, and refused later
-            given = jnp.asarray(given)
+            try:
+                given = jnp.asarray(given)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"priorities must be real numbers, got {given!r}") from error
     if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"priorities must be real numbers, got {given.dtype}")
     if given.shape not in ((), shape):
@@ -202,6 +221,11 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int
 
 def _other_structure(items: object, batch: object) -> str:
     """How the leaves of a batch differ from those of the items: which are missing, and which nobody knows."""
+    if isinstance(batch, list) and not isinstance(items, list | tuple):
+        return (
+            f"the batch is a list of {len(batch)} items: stack them, so that each leaf has a row for each of them: "
+            "jax.tree.map(lambda *leaves: np.stack(leaves), *batch)"
+        )
     stored, given = ([_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] for tree in (items, batch))
     missing, unknown = [name for name in stored if name not in given], [name for name in given if name not in stored]
     if not missing and not unknown:
@@ -217,10 +241,12 @@ def _other_structure(items: object, batch: object) -> str:
 
 
 def fits(batch: Any) -> Any:
-    """The unchanged batch. ValueError for NumPy's 64-bit integers that do not fit into 32 bits."""
+    """The unchanged batch. ValueError for NumPy's 64-bit integers that do not fit into 32 bits, TypeError for tensors."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if isinstance(leaf, np.ndarray):
             _refuse_overflow(_name(path), leaf)
+        elif not isinstance(leaf, jax.Array):
+            refuse_tensor(_name(path), leaf)
     return batch
 
 

@@ -91,6 +91,7 @@ class HashTable:
 
     def read(self, state: HashTableState, slots: Int[Array, " batch"]) -> PyTree:
         """A copy of the items at slots. Slots out of range are clipped."""
+        checks.in_memory(state.entries)
         return storage.read(state.items, jnp.clip(checks.slots(slots), 0, self.capacity - 1))
 
     def update(
@@ -103,10 +104,12 @@ class HashTable:
 
     def clear(self, state: HashTableState) -> HashTableState:
         """The table without keys. O(capacity)."""
+        checks.in_memory(state.entries)
         return dataclasses.replace(state, size=jnp.zeros_like(state.size), entries=jnp.full_like(state.entries, _EMPTY))
 
     def _length(self, state: HashTableState, keys: PyTree, items: PyTree = None) -> int:
         """Rows of a batch, checked against the state while tracing."""
+        checks.in_memory(state.entries)
         if state.hashes.shape != (self.capacity,):
             raise ValueError(
                 f"the table has capacity {self.capacity}, the state {state.hashes.shape[0]}: another made it"

@@ -99,7 +99,7 @@ class Mixture:
     def size(self, states: tuple[BufferState, ...]) -> Int[Array, ""]:
         """Items stored, in all members together."""
         self.check(states)
-        sizes = (state.ring.size * buffer.items_per_row for buffer, state in zip(self.buffers, states, strict=True))
+        sizes: list[Any] = [buffer.size(state) for buffer, state in zip(self.buffers, states, strict=True)]
         return sum(sizes, jnp.zeros((), jnp.int32))
 
     def sample(
@@ -107,6 +107,7 @@ class Mixture:
     ) -> tuple[tuple[BufferState, ...], Any, MixtureDraw]:
         """A copy of `batch_size` items and their draw. See `Buffer.sample`. O(batch), times members if `drawn`."""
         self.check(states)
+        checks.random_key(key)
         batch_size = checks.as_int("batch_size", batch_size)
         unit = _unit(self.buffers[0].sampler)[0]
         if batch_size % unit:
@@ -152,7 +153,11 @@ class Mixture:
         return tuple(after)
 
     def check(self, states: tuple[BufferState, ...]) -> None:
-        """ValueError for the states of another mixture. Members check their own states."""
+        """ValueError for the states of another mixture, TypeError for no tuple. Members check their own states."""
+        if not isinstance(states, tuple | list):
+            raise TypeError(
+                f"the state of a Mixture is a tuple with a state for each member, got {type(states).__name__}"
+            )
         if len(states) != len(self.buffers):
             raise ValueError(f"one state for each of {len(self.buffers)} buffers is needed, got {len(states)}")
 

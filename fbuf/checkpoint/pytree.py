@@ -88,6 +88,7 @@ def _saved(leaf: Any) -> tuple[str, Any]:
         return "array", np.asarray(leaf)
     if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         return "array", np.asarray(leaf)
+    checks.refuse_tensor("the state", leaf)
     raise TypeError(f"a state is made of arrays and numbers, got {type(leaf).__name__}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
-from fbuf import priority_tree, random_words, storage
+from fbuf import checks, priority_tree, random_words, storage
 from fbuf.fusion import (
     by_device,
     computed_once,
@@ -269,6 +269,7 @@ class Prioritized(Sampler):
 
         An alpha that is negative or not finite is ignored.
         """
+        checks.number("alpha", alpha)
         alpha = jnp.asarray(alpha, state.alpha.dtype)
         if alpha.shape != ():
             raise ValueError(f"alpha must be one number, got shape {alpha.shape}")
