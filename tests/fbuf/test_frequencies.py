@@ -23,6 +23,7 @@ from fbuf import (
 from tests.fbuf.chance_model import ChanceModel, unit
 from tests.fbuf.compiled import extend, jit, sample, update
 from tests.fbuf.test_slices import ENDS
+from tests.fbuf.trajectory_model import rows
 
 EVER = Prioritized(eps=0)
 STRATIFIED = Prioritized(alpha=1, eps=0.125, stratified=True, new_items="highest_stored")
@@ -74,10 +75,10 @@ def probability_of(counts: np.ndarray, law: np.ndarray) -> float:
 
 
 def in_use(rule: Any, seed: int) -> ChanceModel:
-    """A buffer that is full, with priorities, of which one epoch has returned some items."""
+    """A buffer that is full, with priorities, zero among them, and with an epoch that has returned some items."""
     model = ChanceModel(Buffer(20, rule, trajectories=ENDS, lanes=(2,)), seed)
     for _ in range(2):
-        model.write_some(15)
+        model.write(rows(model.random.choice(list("..........tu"), (15, 2))))
         for _ in range(6):
             model.update()
     model.draw(3)
@@ -110,7 +111,7 @@ def test_items_are_drawn_as_often_as_is_said(rule: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [*QUICK, *SLOW], ids=str)
 def test_items_are_drawn_as_often_as_is_said_in_many_histories(rule: Any) -> None:
-    found = [assert_frequencies(rule, seed, 20_000) for seed in range(100)]
+    found = [assert_frequencies(rule, seed, 20_000) for seed in range(50)]
     assert min(found) * len(found) > 1e-4
     unsure = [each for each in found if each < 1]  # Fifo has one choice
     assert not unsure or stats.kstest(unsure, "uniform").pvalue > 1e-4
