@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from fbuf import checks, frames, memory_plan, storage, trajectories
 from fbuf.frames import Frames, FrameState
 from fbuf.fusion import computed_once
+from fbuf.keywords import checked
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
 from fbuf.samplers.chances import Chances, says_its_chances
@@ -53,6 +54,7 @@ class BufferState(ShortText):
         return super().__repr__().replace("(", f"({stored} of {rows[0]} rows, ", 1)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Buffer:
     """A ring of `capacity` rows. Every method is a pure function of its state, for use inside `jax.jit`.
@@ -67,7 +69,8 @@ class Buffer:
 
     With `lanes`, a row holds one item of each of several parallel environments: leaves are [capacity, *lanes, ...], and
     the slot of an item is row * prod(lanes) + lane. At most 2^31 - 9 items.
-    Donate the state (`jax.jit(step, donate_argnums=0)`, or the carry of a `scan`) and it is written in place.
+    Donate the state (`jax.jit(step, donate_argnums=0)`, or the carry of a `scan`) and it is written in place. The earlier
+    state is then gone: JAX says "Array has been deleted" if it is used again.
     Equal arguments make equal buffers, so a jitted function with a static buffer is traced once.
     """
 
@@ -205,6 +208,7 @@ class Buffer:
         items.
         """
         self.check(state)
+        checks.random_key(key)
         batch_size = checks.as_int("batch_size", batch_size)
         size = state.ring.size * self.items_per_row  # not self.size, which would wait for it
         if isinstance(self.sampler, Slices):
@@ -316,7 +320,17 @@ class Buffer:
         return (self.capacity * self.items_per_row,)
 
     def check(self, state: BufferState) -> None:
-        """ValueError for the state of another buffer, RuntimeError for one that was donated. No cost inside jit."""
+        """ValueError for the state of another buffer, RuntimeError for one that was donated, TypeError for anything else.
+
+        No cost inside jit.
+        """
+        given: object = state
+        if not isinstance(given, BufferState):
+            more = ": a call returns more than the state, state, slots = buffer.extend(state, batch)"
+            raise TypeError(
+                f"the first argument is the BufferState that init() returned, got {type(given).__name__}"
+                f"{more if isinstance(given, tuple) else ''}"
+            )
         checks.in_memory(state.ring.counters if isinstance(state.ring, RingState) else state.ring.size)
         checks.belongs(state.items, state.sampler, (self.capacity, *self.lanes), self.sampler, *self._sampled)
         if isinstance(state.ring, RingState) != self.writer.keeps_order:
@@ -338,9 +352,10 @@ def _is_here(counters: object) -> bool:
     """Whether the counters of one ring have values that this process can read."""
     if isinstance(counters, np.ndarray):
         return counters.ndim == 1
-    if isinstance(counters, jax.core.Tracer) or not isinstance(counters, jax.Array):
+    if isinstance(counters, jax.core.Tracer):
         return False
-    return counters.ndim == 1 and counters.is_fully_addressable
+    # isinstance(counters, jax.Array) would take longer than all that is asked here
+    return getattr(counters, "is_fully_addressable", False) and counters.ndim == 1  # type: ignore[attr-defined]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,6 +1,5 @@
 """Errors about structure, shape and dtype, raised while tracing: before anything runs, at no cost later."""
 
-import difflib
 import functools
 import math
 import operator
@@ -10,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from fbuf.keywords import nearest
 
 
 def as_int(name: str, value: Any, least: int = 1) -> int:
@@ -66,6 +67,22 @@ def refuse_tensor(name: str, value: object) -> None:
             f"{name}: fbuf takes arrays of JAX and NumPy, got a {package} {kind.__name__}: convert it by "
             "interop.to_jax(data), which also takes a TensorDict, or by tensor.numpy()"
         )
+
+
+def random_key(given: object) -> None:
+    """TypeError for what cannot be a random key: a seed, a generator, None."""
+    if not hasattr(given, "dtype") or type(given).__module__ == "torch":
+        raise TypeError(f"key must be a random key, such as jax.random.key(0), got {given!r}")
+
+
+def number(name: str, value: object) -> None:
+    """TypeError for what is no real number: an array of one value or a plain number, traced or not."""
+    refuse_tensor(name, value)
+    if type(value) is float or (isinstance(value, int | float | np.number) and not isinstance(value, bool)):
+        return
+    if isinstance(value, jax.Array | np.ndarray) and jnp.issubdtype(value.dtype, jnp.number):
+        return
+    raise TypeError(f"{name} must be a number, or an array of one, got {value!r}")
 
 
 def on_host(name: str, state: object) -> None:
@@ -139,7 +156,10 @@ def priorities(given: Any, shape: tuple[int, ...]) -> Array:
     refuse_tensor("priorities", given)
     if not isinstance(given, jax.Array):
         with np.errstate(over="ignore"):  # too large for JAX's floats: infinite, and refused later
-            given = jnp.asarray(given)
+            try:
+                given = jnp.asarray(given)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"priorities must be real numbers, got {given!r}") from error
     if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"priorities must be real numbers, got {given.dtype}")
     if given.shape not in ((), shape):
@@ -201,14 +221,19 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int
 
 def _other_structure(items: object, batch: object) -> str:
     """How the leaves of a batch differ from those of the items: which are missing, and which nobody knows."""
+    if isinstance(batch, list) and not isinstance(items, list | tuple):
+        return (
+            f"the batch is a list of {len(batch)} items: stack them, so that each leaf has a row for each of them: "
+            "jax.tree.map(lambda *leaves: np.stack(leaves), *batch)"
+        )
     stored, given = ([_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] for tree in (items, batch))
     missing, unknown = [name for name in stored if name not in given], [name for name in given if name not in stored]
     if not missing and not unknown:
         return f"items have the structure {jax.tree.structure(items)}, the batch has {jax.tree.structure(batch)}"
     parts = []
     if unknown:
-        near = {name: difflib.get_close_matches(name, missing, 1, 0.6) for name in unknown}
-        named = [f"{name} (did you mean {like[0]}?)" if like else name for name, like in near.items()]
+        near = {name: nearest(name, missing) for name in unknown}
+        named = [f"{name} (did you mean {like}?)" if like else name for name, like in near.items()]
         parts.append(f"the batch has {', '.join(named)}, which items do not have")
     if missing:
         parts.append(f"{'it' if unknown else 'the batch'} lacks {', '.join(missing)}")
@@ -216,10 +241,12 @@ def _other_structure(items: object, batch: object) -> str:
 
 
 def fits(batch: Any) -> Any:
-    """The unchanged batch. ValueError for NumPy's 64-bit integers that do not fit into 32 bits."""
+    """The unchanged batch. ValueError for NumPy's 64-bit integers that do not fit into 32 bits, TypeError for tensors."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if isinstance(leaf, np.ndarray):
             _refuse_overflow(_name(path), leaf)
+        elif not isinstance(leaf, jax.Array):
+            refuse_tensor(_name(path), leaf)
     return batch
 
 

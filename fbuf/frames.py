@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 
 from fbuf import checks, storage, trajectories
 from fbuf.fusion import computed_once, two_or_more
+from fbuf.keywords import checked
 from fbuf.paths import KeyPath, path_of, required_leaf
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers.protocol import Draw
@@ -50,6 +51,7 @@ class FrameState(ShortText):
     unlike: Array
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Frames:
     """Two leaves of an item, an observation and the next one, whose stacked frames are each stored once.

@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Int, PyTree, UInt32
 
 from fbuf import checks, storage
+from fbuf.keywords import checked
 from fbuf.row_words import packed
 from fbuf.short_text import ShortText
 
@@ -39,6 +40,7 @@ class HashTableState(ShortText):
     items: PyTree
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class HashTable:
     """A map of at most `capacity` keys to items. Every method is a pure function of its state, for use inside `jax.jit`.
@@ -89,6 +91,7 @@ class HashTable:
 
     def read(self, state: HashTableState, slots: Int[Array, " batch"]) -> PyTree:
         """A copy of the items at slots. Slots out of range are clipped."""
+        checks.in_memory(state.entries)
         return storage.read(state.items, jnp.clip(checks.slots(slots), 0, self.capacity - 1))
 
     def update(
@@ -101,10 +104,12 @@ class HashTable:
 
     def clear(self, state: HashTableState) -> HashTableState:
         """The table without keys. O(capacity)."""
+        checks.in_memory(state.entries)
         return dataclasses.replace(state, size=jnp.zeros_like(state.size), entries=jnp.full_like(state.entries, _EMPTY))
 
     def _length(self, state: HashTableState, keys: PyTree, items: PyTree = None) -> int:
         """Rows of a batch, checked against the state while tracing."""
+        checks.in_memory(state.entries)
         if state.hashes.shape != (self.capacity,):
             raise ValueError(
                 f"the table has capacity {self.capacity}, the state {state.hashes.shape[0]}: another made it"

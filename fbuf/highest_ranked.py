@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
 from fbuf.fusion import computed_once, put_alone, two_or_more, zero_after
+from fbuf.keywords import checked
 from fbuf.paths import leaf_at, path_of, required_leaf
 from fbuf.short_text import ShortText
 from fbuf.writers import Writer, count_up
@@ -36,6 +37,7 @@ class HighestRankedState(ShortText):
     ranks: tuple[Array, ...]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class HighestRanked(Writer):
     """Rows in order until all are in use; then a new item replaces the item of lowest rank, if its own rank is higher.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf import checks, free_memory
+from fbuf.keywords import checked
 
 _SMALL = 1 << 26  # bytes of a buffer below which free memory is not asked for
 _A_SLOT = 64  # bytes of a slot in the sampler and the trajectories, roughly
@@ -30,6 +31,7 @@ class NotEnoughDiskError(NotEnoughMemoryError, OSError):
         return str(self.args[-1])
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Share:
     """One array or file of a plan.
@@ -65,6 +67,7 @@ class Share:
         return self.part, self.key, shape, self.dtype, self.place, count, text
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The memory that a buffer takes. `print` it for a table.
@@ -157,6 +160,7 @@ class Plan:
         return "\n".join(lines)
 
 
+@checked
 def plan(buffer: Any, example: Any, *, device: jax.Device | None = None) -> Plan:
     """The memory that `buffer.init(example)` would allocate, to the byte, on a device, by default JAX's default device.
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from fbuf import checks
 from fbuf.buffer import Buffer, BufferState
+from fbuf.keywords import checked
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Chances, Draw, Reason, Slices
 
@@ -29,6 +30,7 @@ class MixtureDraw(Draw):
     member: Int[Array, " batch"] = dataclasses.field(kw_only=True)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Mixture:
     """Several buffers that are written one by one and sampled together, such as demonstrations and new experience.
@@ -96,15 +98,16 @@ class Mixture:
 
     def size(self, states: tuple[BufferState, ...]) -> Int[Array, ""]:
         """Items stored, in all members together."""
-        self._check(states)
-        sizes = (state.ring.size * buffer.items_per_row for buffer, state in zip(self.buffers, states, strict=True))
+        self.check(states)
+        sizes: list[Any] = [buffer.size(state) for buffer, state in zip(self.buffers, states, strict=True)]
         return sum(sizes, jnp.zeros((), jnp.int32))
 
     def sample(
         self, states: tuple[BufferState, ...], key: Array, batch_size: int
     ) -> tuple[tuple[BufferState, ...], Any, MixtureDraw]:
         """A copy of `batch_size` items and their draw. See `Buffer.sample`. O(batch), times members if `drawn`."""
-        self._check(states)
+        self.check(states)
+        checks.random_key(key)
         batch_size = checks.as_int("batch_size", batch_size)
         unit = _unit(self.buffers[0].sampler)[0]
         if batch_size % unit:
@@ -112,7 +115,7 @@ class Mixture:
         if self.drawn:
             counts = (batch_size,) * len(self.buffers)
         else:
-            counts = tuple(unit * count for count in _apportioned(self._shares, batch_size // unit))
+            counts = tuple(unit * count for count in apportioned(self._shares, batch_size // unit))
         *keys, which = jax.random.split(key, len(self.buffers) + 1)
         after, parts, numbers = list(states), [], []
         for i, (buffer, count) in enumerate(zip(self.buffers, counts, strict=True)):
@@ -135,7 +138,7 @@ class Mixture:
         Rows that are not valid are ignored, and so are rows of members without priorities. TypeError if no member has
         priorities. O(batch * log capacity) for each member.
         """
-        self._check(states)
+        self.check(states)
         keeping = [i for i, buffer in enumerate(self.buffers) if buffer.sampler.keeps_priorities]
         if not keeping:
             raise TypeError("no member keeps priorities: build one with sampler=fbuf.Prioritized(...)")
@@ -149,8 +152,12 @@ class Mixture:
             after[i] = self.buffers[i].update(states[i], jnp.where(own, slots, -1), given)
         return tuple(after)
 
-    def _check(self, states: tuple[BufferState, ...]) -> None:
-        """ValueError for the states of another mixture. Members check their own states."""
+    def check(self, states: tuple[BufferState, ...]) -> None:
+        """ValueError for the states of another mixture, TypeError for no tuple. Members check their own states."""
+        if not isinstance(states, tuple | list):
+            raise TypeError(
+                f"the state of a Mixture is a tuple with a state for each member, got {type(states).__name__}"
+            )
         if len(states) != len(self.buffers):
             raise ValueError(f"one state for each of {len(self.buffers)} buffers is needed, got {len(states)}")
 
@@ -174,7 +181,7 @@ def _unit(sampler: Any) -> tuple[int, ...]:
     return (sampler.length, sampler.burn_in) if isinstance(sampler, Slices) else (1,)
 
 
-def _apportioned(shares: Sequence[float], total: int) -> list[int]:
+def apportioned(shares: Sequence[float], total: int) -> list[int]:
     """Whole numbers in proportion to shares that add up to `total`, by largest remainders."""
     exact = np.asarray(shares, np.float64) / math.fsum(shares) * total
     counts = np.floor(exact).astype(np.int64)

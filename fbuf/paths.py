@@ -1,10 +1,11 @@
 """Leaves of an item by path: a key, or a tuple of keys of dicts, field names and indices."""
 
-import difflib
 import operator
 from typing import Any
 
 import jax
+
+from fbuf.keywords import nearest
 
 KeyPath = tuple[str | int, ...]
 
@@ -42,6 +43,6 @@ def _those_of(item: object, path: KeyPath) -> str:
         )
         found.append(names[0] if len(names) == 1 else names)
     texts = [repr(each) for each in found]
-    near = difflib.get_close_matches(repr(path[0] if len(path) == 1 else path), texts, 1, 0.6)
-    question = f". Did you mean {near[0]}?" if near else "."
+    near = nearest(repr(path[0] if len(path) == 1 else path), texts)
+    question = f". Did you mean {near}?" if near else "."
     return f"{question} Its leaves are {', '.join(texts)}" if texts else ""

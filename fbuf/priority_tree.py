@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from fbuf import checks, tree_in_loops
 from fbuf.fusion import by_device, gather, one_kernel_loop, two_or_more, zero_after
+from fbuf.keywords import checked
 from fbuf.short_text import ShortText
 
 FANOUT = 8
@@ -60,6 +61,7 @@ def _levels(width: int) -> tuple[tuple[int, int], ...]:
         offset += _padded(nodes)
 
 
+@checked
 def init(capacity: int, *, dtype: str = "float32", minima: bool = True, maxima: bool = False) -> PriorityTree:
     """An empty tree. Memory: about 8/7 of a value a slot for the sums, 1/7 more for each other reduction."""
     capacity = checks.as_int("capacity", capacity)
@@ -81,11 +83,13 @@ def init(capacity: int, *, dtype: str = "float32", minima: bool = True, maxima: 
     )
 
 
+@checked
 def total(tree: PriorityTree) -> Float[Array, ""]:
     """Sum of all values. O(1)."""
     return tree.sums[-FANOUT]
 
 
+@checked
 def minimum(tree: PriorityTree) -> Float[Array, ""]:
     """Smallest positive value; infinite in an empty tree. O(1)."""
     if tree.minima is None:
@@ -93,11 +97,13 @@ def minimum(tree: PriorityTree) -> Float[Array, ""]:
     return tree.minima[-FANOUT]
 
 
+@checked
 def get(tree: PriorityTree, slots: Int[Array, " batch"]) -> Float[Array, " batch"]:
     """Values at slots; zero where a slot is out of range. O(batch)."""
     return gather(tree.leaves, in_range(slots, tree.capacity, tree.leaves.size - 1))
 
 
+@checked
 def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Array, " batch"]:
     """Slots of any integer type as int32; those outside [0, capacity) become `other`."""
     if slots.dtype.itemsize < 4:
@@ -105,6 +111,7 @@ def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Arra
     return jnp.where((slots >= 0) & (slots < capacity), slots, other).astype(jnp.int32)
 
 
+@checked
 def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, Int[Array, " batch"]]:
     """For each entry the position of the last entry with the same slot, without sorting. O(batch).
 
@@ -121,6 +128,7 @@ def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, I
 
 
 @jax.jit
+@checked
 def set_last(
     table: Array, slots: Int[Array, " batch"], values: Float[Array, " batch"]
 ) -> tuple[Array, Float[Array, " batch"]]:
@@ -141,6 +149,7 @@ def _set_winners(table: Array, slots: Array, values: Array) -> tuple[Array, Arra
 
 
 @functools.partial(jax.jit, static_argnames="settled")
+@checked
 def update(
     tree: PriorityTree, slots: Int[Array, " batch"], values: Float[Array, " batch"], *, settled: bool = False
 ) -> PriorityTree:
@@ -157,6 +166,7 @@ def update(
     return update_accepted(tree, *accepted(tree, slots, values), settled=settled)
 
 
+@checked
 def accepted(tree: PriorityTree, slots: Array, values: Array) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
     """Checked slots and values for `update_accepted`. Ignored entries go to the spare leaf, with value 0."""
     spare, values = tree.leaves.size - 1, values.astype(tree.leaves.dtype)
@@ -165,6 +175,7 @@ def accepted(tree: PriorityTree, slots: Array, values: Array) -> tuple[Int[Array
 
 
 @functools.partial(jax.jit, static_argnames="settled")
+@checked
 def update_accepted(tree: PriorityTree, at: Array, values: Array, *, settled: bool = False) -> PriorityTree:
     """`update` for two slots or more, after `accepted`."""
     if at.shape[0] > _IN_LOOPS:
@@ -186,6 +197,7 @@ def _update_in_loops(tree: PriorityTree, at: Array, values: Array) -> PriorityTr
     return dataclasses.replace(tree, leaves=leaves, **found)
 
 
+@checked
 def fill(tree: PriorityTree, values: Float[Array, " capacity"]) -> PriorityTree:
     """Set the value of every slot. Negative or not finite values become zero. O(capacity)."""
     if values.shape != (tree.capacity,):
@@ -202,6 +214,7 @@ def _highest_value(tree: PriorityTree) -> float:
 
 
 @jax.jit
+@checked
 def find(
     tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Array, " batch"] | float = 0
 ) -> Int[Array, " batch"]:
@@ -218,6 +231,7 @@ def find(
     return find_placed(tree, *placed(total(tree), mass, low))
 
 
+@checked
 def placed(
     total: Float[Array, ""], mass: Float[Array, " batch"], low: Float[Array, " batch"]
 ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
@@ -229,6 +243,7 @@ def placed(
 
 
 @jax.jit
+@checked
 def find_placed(tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Array, " batch"]) -> Int[Array, " batch"]:
     """`find` for masses from `placed`."""
     place = jnp.zeros(mass.shape[0], jnp.int32), mass, low
@@ -238,6 +253,7 @@ def find_placed(tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Arr
 
 
 @jax.jit
+@checked
 def find_rest(
     tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Array, " batch"]
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"], Float[Array, " batch"]]:
@@ -284,6 +300,7 @@ def _above_leaves_in_a_loop(tree: PriorityTree, place: tuple[Array, Array, Array
     return found
 
 
+@checked
 def largest(tree: PriorityTree) -> Int[Array, ""]:
     """The first slot that holds the largest value. O(log capacity)."""
     if tree.maxima is None:
@@ -295,11 +312,13 @@ def largest(tree: PriorityTree) -> Int[Array, ""]:
     return (node * FANOUT + jnp.argmax(leaves)).astype(jnp.int32)
 
 
+@checked
 def levels_below_root(tree: PriorityTree) -> tuple[tuple[int, int], ...]:
     """(offset, nodes) of the levels under the root, from the top."""
     return _levels(tree.leaves.size)[-2::-1]
 
 
+@checked
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     """a + b as a rounded sum and its exact rounding error (Knuth, The Art of Computer Programming 2, 4.2.2)."""
     total = a + b

@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Int
 
 from fbuf import checks, storage, trajectories
+from fbuf.keywords import checked
 from fbuf.trajectories import TERMINATED, TrajectoryState
 from fbuf.writers import RingState
 
@@ -32,6 +33,7 @@ class NStep:
     last: Array
 
 
+@checked
 def n_step(
     rewards: Any,
     ends: Any,
@@ -58,6 +60,7 @@ def n_step(
     For windows of a buffer (`Slices(length=n, least=1)`) `valid` is their mask; the first column has their returns.
     """
     n = checks.as_int("n", n)
+    _refuse_tensors(rewards, ends, gamma)
     axis, held, gamma, ends, over, there = _along_time(rewards, ends, gamma, terminated, valid, axis)
     window = (
         jnp.where(there, held, 0),
@@ -76,6 +79,7 @@ def n_step(
     return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, axis), found)
 
 
+@checked
 def n_step_of_slots(
     slots: Int[Array, "*shape"], rewards: Array, index: TrajectoryState, ring: RingState, gamma: Any, n: int
 ) -> NStep:
@@ -91,6 +95,8 @@ def n_step_of_slots(
         gamma: discount, [], or one for each item.
         n: steps, an int.
     """
+    checks.refuse_tensor("slots", slots)
+    _refuse_tensors(rewards, None, gamma)
     capacity, lanes = index.number.shape
     n = min(checks.as_int("n", n), capacity)
     gamma = jnp.asarray(gamma)
@@ -122,7 +128,7 @@ def n_step_of_slots(
     )
 
 
-@functools.partial(jax.jit, static_argnames="axis")
+@checked
 def returns_to_go(
     rewards: Any,
     ends: Any,
@@ -140,6 +146,21 @@ def returns_to_go(
     padding, and at the end of the array. 0 for a step that is not valid. O(steps): step by step on the CPU, elsewhere in
     O(log steps) rounds, with other rounding.
     """
+    _refuse_tensors(rewards, ends, gamma)
+    return _returns_to_go(rewards, ends, gamma, values=values, terminated=terminated, valid=valid, axis=axis)
+
+
+@functools.partial(jax.jit, static_argnames="axis")
+def _returns_to_go(
+    rewards: Array,
+    ends: Array,
+    gamma: Array,
+    *,
+    values: Array | None,
+    terminated: Array | None,
+    valid: Array | None,
+    axis: int,
+) -> Array:
     axis, held, gamma, ends, over, there = _along_time(rewards, ends, gamma, terminated, valid, axis)
     stops = ends | ~there | ~_shifted(there, 1, False)
     earned = jnp.where(there, held, 0)
@@ -233,6 +254,12 @@ def _along_time(
     if discount.ndim:
         discount = jnp.moveaxis(_like(rewards, "gamma", discount), axis, -1)
     return axis, held, discount, flags("ends", ends, False) | over, over, there
+
+
+def _refuse_tensors(rewards: object, ends: object, gamma: object) -> None:
+    """TypeError for tensors of torch."""
+    for name, given in (("rewards", rewards), ("ends", ends), ("gamma", gamma)):
+        checks.refuse_tensor(name, given)
 
 
 def _like(rewards: Array, name: str, given: Any) -> Array:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from fbuf import checks, memory_plan, priority_tree, row_words
 from fbuf.buffer import Buffer, BufferState
 from fbuf.fusion import computed_once
+from fbuf.keywords import checked
 from fbuf.samplers import Draw, Fifo, Prioritized, Slices, Uniform
 from fbuf.samplers.prioritized import chance, placed_masses
 from fbuf.samplers.protocol import equal_chances
@@ -25,6 +26,7 @@ from fbuf.samplers.uniform import below
 _Found = tuple[Draw, Bool[Array, " batch"]]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Sharded:
     """A buffer in equal parts on the devices of a mesh axis. For use inside `jax.shard_map`; see `over`.
@@ -120,6 +122,7 @@ class Sharded:
         global draw raises ValueError for a key of a varying type; without it, different keys give meaningless rows.
         O(batch_size * log capacity) on each device; balanced draws, O(batch_size / devices * log capacity).
         """
+        checks.random_key(key)
         part, local = self._part(), self._local(state)
         devices = self.buffer.capacity // part.capacity
         least = devices * (part.sampler.length if isinstance(part.sampler, Slices) else 1)
@@ -218,6 +221,7 @@ class Sharded:
         return state
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class OnMesh:
     """The methods of `Sharded` on global arrays: a state of leaves [devices, ...], batches and slots of all devices.
@@ -265,6 +269,7 @@ class OnMesh:
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
         """A copy of `batch_size` items, leaves [batch_size, ...], and their draw."""
+        checks.random_key(key)
         rows = self._of_batch
         draw = Draw(rows, rows, rows, P(), P(), rows, rows)  # type: ignore[arg-type]  # specs in the place of arrays
         return self._run("sample", (state, key), P(), (self._by_device, rows, draw), batch_size)
@@ -339,8 +344,9 @@ def _program(on_mesh: OnMesh, method: str, given: Any, returned: Any, static: tu
 
 
 def _check_parts(state: Any, count: int, advice: str = "another buffer made it") -> None:
-    """ValueError for a state whose leaves do not begin with a dimension of `count` devices."""
+    """ValueError for a state whose leaves do not begin with a dimension of `count` devices, RuntimeError after donation."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        checks.in_memory(leaf)
         if jnp.shape(leaf)[:1] != (count,):
             name = f"state{jax.tree_util.keystr(path)}"
             raise ValueError(f"{name} has shape {list(jnp.shape(leaf))}, and needs [{count}, ...] here: {advice}")

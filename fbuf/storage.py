@@ -22,6 +22,7 @@ from fbuf.fusion import (
     word_of,
     zero_after,
 )
+from fbuf.keywords import checked
 from fbuf.writers import wrapped
 
 _AT_ONCE = 192  # bytes of a row that one iteration may read: XLA counts them four times, against its 1,024
@@ -31,11 +32,13 @@ _FEW = 1024  # rows up to which one thread that prefetches is faster
 _MANY = 64  # rows from which on a loop that writes them is
 
 
+@checked
 def init(capacity: int, lanes: tuple[int, ...], example: Any) -> Any:
     """Zeros for `capacity` rows of items like `example`, a pytree of arrays or `jax.ShapeDtypeStruct`."""
     return jax.tree.map(lambda leaf: jnp.zeros((capacity, *lanes, *leaf.shape), leaf.dtype), example)
 
 
+@checked
 def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = False) -> Any:
     """Items with batch at rows in range. In place when `items` is donated. O(batch).
 
@@ -50,6 +53,7 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
     return jax.tree.map(scatter, items, batch)
 
 
+@checked
 def moved(tables: PyTree, rows: np.ndarray, capacity: int, empty: float = 0) -> PyTree:
     """Tables of `capacity` rows, of which the first are some rows of others, and the rest is `empty`. O(capacity).
 
@@ -66,6 +70,7 @@ def _moved(tables: PyTree, rows: Int[Array, " capacity"], empty: float) -> PyTre
 
 
 @jax.jit
+@checked
 def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
     """Items with batch at the rows from the first on around the ring, at most all.
 
@@ -103,6 +108,7 @@ def _around(first: Array, steps: Array, capacity: int) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=2)  # outside of any program the reshape would copy all items
+@checked
 def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -> Any:
     """A copy of the items at slots in range; a slot counts rows and lanes. O(batch)."""
     leaves, structure = jax.tree.flatten(items)

@@ -27,6 +27,7 @@ from fbuf.fusion import (
     two_or_more,
     zero_after,
 )
+from fbuf.keywords import checked
 from fbuf.paths import KeyPath, leaf_at, path_of, required_leaf
 from fbuf.short_text import ShortText
 from fbuf.writers import RingState, backward, onward, wrapped
@@ -100,6 +101,7 @@ class TrajectoryPlace:
     kind: Array
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Trajectories:
     """The leaves that mark trajectories: paths into an item, as a key or a tuple of keys, fields and places.
@@ -194,6 +196,7 @@ def _one_or_several(leaves: list[Array]) -> Ids | None:
     return None if not leaves else leaves[0] if len(leaves) == 1 else tuple(leaves)
 
 
+@checked
 def kind_of(marks: Array) -> Array:
     """How items end their trajectory, of the marks that `Trajectories.marks` returns."""
     return marks & np.uint8(_FIRST - 1)
@@ -215,6 +218,7 @@ def _differ(one: Ids, other: Ids) -> Array:
     return functools.reduce(jnp.logical_or, differing)
 
 
+@checked
 def written(
     state: TrajectoryState, ring: RingState, marks: UInt8[Array, "n lanes"], ids: Ids | None
 ) -> TrajectoryState:
@@ -261,6 +265,7 @@ def written(
     )
 
 
+@checked
 def check_ids(state: TrajectoryState, ids: Ids | None) -> None:
     """ValueError if the state keeps ids and items have none, or the other way round."""
     if len(jax.tree.leaves(ids)) != len(jax.tree.leaves(state.id)):
@@ -269,6 +274,7 @@ def check_ids(state: TrajectoryState, ids: Ids | None) -> None:
         )
 
 
+@checked
 def written_one_by_one(
     reach: int | None,
     only_closed: bool,
@@ -343,6 +349,7 @@ def written_one_by_one(
     return held[0], held[2], held[3]
 
 
+@checked
 def queue_moved(queued: Queued, left: Array, entered: Array, slot: Array) -> Queued:
     """The queue after `left` of its oldest entries left, and a slot entered behind the last one if `entered`."""
     queue, head, count = queued
@@ -353,11 +360,13 @@ def queue_moved(queued: Queued, left: Array, entered: Array, slot: Array) -> Que
     return queue, head, count - left + entered
 
 
+@checked
 def clear(state: TrajectoryState) -> TrajectoryState:
     """The index without rows."""
     return dataclasses.replace(state, is_open=jnp.zeros_like(state.is_open))
 
 
+@checked
 def resized(state: TrajectoryState, number: np.ndarray, spans: np.ndarray, capacity: int) -> TrajectoryState:
     """The index of a ring of `capacity` rows, of which the first are some newest rows, the oldest first. O(capacity).
 
@@ -379,6 +388,7 @@ def resized(state: TrajectoryState, number: np.ndarray, spans: np.ndarray, capac
 
 
 @jax.jit
+@checked
 def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> TrajectoryPlace:
     """Positions in their trajectories of the items at slots, each of which must hold one. O(slots)."""
     found = map_entries(_place_of, slots.size, state, ring, slots.astype(jnp.int32).reshape(-1), most=_FEW)
@@ -389,6 +399,7 @@ def _place_of(state: TrajectoryState, ring: RingState, _k: Array, slot: Array) -
     return place_of_one(state, ring, *divmod_unsigned(slot, state.latest.size))
 
 
+@checked
 def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Array) -> TrajectoryPlace:
     """The place of the item in a row and lane: scalars."""
     capacity = state.number.shape[0]
@@ -405,16 +416,19 @@ def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Arra
     )
 
 
+@checked
 def began(state: TrajectoryState, number: Array, lane: Array) -> Array:
     """When trajectories began, uint32, by their numbers and lanes."""
     return _word(state, number, lane, _BEGAN)
 
 
+@checked
 def latest_row(state: TrajectoryState, number: Array, lane: Array) -> Array:
     """When the latest rows of trajectories were written, uint32, by their numbers and lanes."""
     return _word(state, number, lane, _LAST)
 
 
+@checked
 def end_of(state: TrajectoryState, number: Array, lane: Array) -> Array:
     """How trajectories ended, uint8, by their numbers and lanes."""
     return _word(state, number, lane, _KIND).astype(jnp.uint8)
@@ -426,11 +440,13 @@ def _word(state: TrajectoryState, number: Array, lane: Array, word: int) -> Arra
     return state.spans.at[divmod_unsigned(number, capacity)[1], lane, word].get(mode="promise_in_bounds")
 
 
+@checked
 def time_of(ring: RingState, row: Array, capacity: int) -> Array:
     """The time at which a row was written."""
     return ring.written[0] - 1 - _age(ring, row, capacity).astype(jnp.uint32)
 
 
+@checked
 def stored_before(ring: RingState, row: Array, capacity: int) -> Array:
     """How many stored rows are older than a row."""
     return ring.size - 1 - _age(ring, row, capacity)
@@ -446,6 +462,7 @@ def _modulus(capacity: int) -> int:
     return capacity * ((2**31 - 1) // capacity)
 
 
+@checked
 def cell(table: Array, row: Array, lane: Array) -> Array:
     """One entry of a table [capacity, lanes], as a slice."""
     at = row.astype(jnp.uint32), lane.astype(jnp.uint32)

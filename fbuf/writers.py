@@ -10,9 +10,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, PyTree
 
+from fbuf.keywords import checked
 from fbuf.short_text import ShortText, numbers
 
 
+@checked
 @runtime_checkable
 class Writer(Protocol):
     """A rule that names the rows of new items. It touches no stored item.
@@ -70,6 +72,7 @@ class RingState(ShortText):
         return f"RingState(cursor={cursor}, size={size}, written={(high << 32) | low})"
 
     @classmethod
+    @checked
     def of(cls, cursor: Array, size: Array, written: Array) -> "RingState":
         """The state with these counters."""
         parts = [cursor.astype(jnp.uint32)[None], size.astype(jnp.uint32)[None], written.astype(jnp.uint32)]
@@ -91,6 +94,7 @@ class RingState(ShortText):
         return self.counters[..., 2:]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class RoundRobin(Writer):
     """The oldest row first. O(batch)."""

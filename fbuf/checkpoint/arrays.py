@@ -7,6 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from fbuf.keywords import checked
+
 _INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 _FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
 _EIGHT_BITS = ["e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"]
@@ -26,6 +28,7 @@ def name_of(dtype: np.dtype) -> str:
     return native.name
 
 
+@checked
 class Columns:
     """Arrays with the same first dim, the rows. Each file holds some rows of all arrays.
 

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from fbuf.keywords import checked
+
 _T = TypeVar("_T")
 _WIDEST = 2**63 - 1
 
@@ -22,6 +24,7 @@ class CheckpointMismatch(CheckpointError):  # noqa: N818
     """A checkpoint is complete, but the target of the load is of another kind; the message lists the differences."""
 
 
+@checked
 class Fields:
     """The entries of a described dict. Each method returns one, or raises `corrupt` with its place and content.
 

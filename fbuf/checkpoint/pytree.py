@@ -11,10 +11,12 @@ from fbuf import checks
 from fbuf.checkpoint.fields import CheckpointMismatch, Fields
 from fbuf.checkpoint.reading import Reading, StoredArray, Verify, load
 from fbuf.checkpoint.writing import Writing
+from fbuf.keywords import checked
 
 _Tree = TypeVar("_Tree")
 
 
+@checked
 def save_state(
     path: str | os.PathLike[str],
     state: Any,
@@ -47,6 +49,7 @@ def save_state(
         out.write({"kind": "pytree", "leaves": leaves, **({"extra": dict(extra)} if extra else {})})
 
 
+@checked
 def load_state(path: str | os.PathLike[str], like: _Tree, *, verify: Verify = "full") -> _Tree:
     """Load a pytree that `save_state` saved, bit for bit.
 
@@ -63,6 +66,7 @@ def load_state(path: str | os.PathLike[str], like: _Tree, *, verify: Verify = "f
     return load(path, lambda source: _like(source, like), verify)
 
 
+@checked
 def load_with_extra(path: str | os.PathLike[str], like: _Tree) -> tuple[_Tree, dict[str, np.ndarray]]:
     """Load a state as `load_state` does, and its `extra` arrays; {} if there are none."""
 
@@ -84,6 +88,7 @@ def _saved(leaf: Any) -> tuple[str, Any]:
         return "array", np.asarray(leaf)
     if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         return "array", np.asarray(leaf)
+    checks.refuse_tensor("the state", leaf)
     raise TypeError(f"a state is made of arrays and numbers, got {type(leaf).__name__}")
 
 

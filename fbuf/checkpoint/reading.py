@@ -16,12 +16,14 @@ from fbuf.checkpoint import files, manifest
 from fbuf.checkpoint.arrays import BY_NAME, as_bytes, row_bytes
 from fbuf.checkpoint.fields import CheckpointCorrupt
 from fbuf.checkpoint.manifest import FileEntry, Manifest
+from fbuf.keywords import checked
 
 Verify = Literal["full", "size"]
 _Result = TypeVar("_Result")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@checked
 def load(path: str | os.PathLike[str], use: Callable[["Reading"], _Result], verify: Verify = "full") -> _Result:
     """The result of `use` on the checkpoint in a folder; repeated if the checkpoint is replaced meanwhile.
 
@@ -55,6 +57,7 @@ def load(path: str | os.PathLike[str], use: Callable[["Reading"], _Result], veri
                 raise
 
 
+@checked
 class Reading:
     """A checkpoint that is being read. `tree` is the saved tree, with `StoredColumns` and arrays that are read when used."""
 
@@ -205,6 +208,7 @@ class Reading:
         return self._small[offset:end].copy().view(dtype).reshape(shape)
 
 
+@checked
 class StoredColumns:
     """Columns in files. See `Columns`."""
 
@@ -270,6 +274,7 @@ class StoredColumns:
         files.at_once([partial(fill, *each) for each in zip(self._entries, starts, strict=True)])
 
 
+@checked
 class StoredArray:
     """One array in files: `np.asarray` reads it."""
 

@@ -23,11 +23,13 @@ from fbuf.checkpoint.arrays import Columns, as_bytes, as_native, name_of
 from fbuf.checkpoint.fields import CheckpointError
 from fbuf.checkpoint.files import FolderLock
 from fbuf.checkpoint.manifest import FileEntry, Manifest
+from fbuf.keywords import checked
 
 _OURS = re.compile(rf"{manifest.FOLDER}[0-9a-f]{{16}}|\.{re.escape(manifest.NAME)}\.[0-9a-f]{{16}}\.tmp")
 _SMALL = 1 << 18  # bytes up to which arrays share a file
 
 
+@checked
 class Writing:
     """A checkpoint that is being written. Leaving the context without an error commits it.
 

@@ -5,9 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fbuf.keywords import checked
+
 _BLOCK = 1 << 24  # bytes of rows that are in memory at once
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class ColumnSummary:
     """What one leaf of the items holds. Numbers are those of the rows that were looked at.
@@ -45,6 +48,7 @@ class ColumnSummary:
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
 
+@checked
 def evenly(stored: int, rows: int | None) -> np.ndarray:
     """The numbers of `rows` evenly spaced rows of `stored` ones; all by default."""
     if rows is None or rows >= stored:
@@ -52,6 +56,7 @@ def evenly(stored: int, rows: int | None) -> np.ndarray:
     return np.arange(rows) * stored // rows
 
 
+@checked
 def rows_of(values: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """A function that reads some rows of an array: a view, if they follow each other."""
 
@@ -62,6 +67,7 @@ def rows_of(values: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return read
 
 
+@checked
 def summarize(
     key: str,
     read: Callable[[np.ndarray], np.ndarray],

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+from fbuf.keywords import checked
 from fbuf.looking.column_summary import ColumnSummary
 from fbuf.looking.episode_summary import EpisodeSummary
 from fbuf.looking.page_tables import Cell, Section, html_page, text_page
@@ -13,6 +14,7 @@ from fbuf.memory_plan import size_text
 _QUANTILES = ("", "least", "25 %", "median", "75 %", "most")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Description:
     """What a buffer holds, and what can be drawn from it. `print` it for tables.

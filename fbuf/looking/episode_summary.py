@@ -5,11 +5,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fbuf.keywords import checked
 from fbuf.looking.quantiles import Quantiles
 
 ENDS = ("terminated", "truncated", "followed", "cursor", "open")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class EpisodeSummary:
     """The stored parts of trajectories.

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from fbuf import checks
 from fbuf.buffer import Buffer, BufferState
 from fbuf.hash_table import HashTable, HashTableState
+from fbuf.keywords import checked
 from fbuf.looking.column_summary import ColumnSummary, evenly, rows_of, summarize
 from fbuf.looking.description import Description
 from fbuf.looking.episode_summary import EpisodeSummary
@@ -29,6 +30,7 @@ _ENDS = {TERMINATED: "terminated", TRUNCATED: "truncated", CUT: "followed", OPEN
 _REWARDS: tuple[KeyPath, ...] = (("reward",), ("rewards",), ("next", "reward"))
 
 
+@checked
 def describe(
     buffer: Buffer | Mixture | HashTable,
     state: BufferState | tuple[BufferState, ...] | HashTableState,
@@ -58,6 +60,7 @@ def describe(
     return _of_one(buffer, state, looked_at, reward, buffer.chances(state))
 
 
+@checked
 def why(buffer: Buffer | Mixture, state: BufferState | tuple[BufferState, ...], slot: int | tuple[int, int]) -> Why:
     """What is known about a slot: when it was written, its trajectory, how often it is drawn, or why it is not.
 

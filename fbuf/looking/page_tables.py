@@ -4,6 +4,8 @@ import dataclasses
 import html
 from collections.abc import Sequence
 
+from fbuf.keywords import checked
+
 # Colours follow the page: half of them are the text's own, so that they fit a light and a dark one.
 _STYLE = """<style>
 .fbuf-look{font-family:system-ui,sans-serif;font-size:13px;color:inherit;line-height:1.5}
@@ -19,6 +21,7 @@ _STYLE = """<style>
 Cell = int | float | str | None
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Section:
     """A table with a title.
@@ -77,11 +80,13 @@ def cell_text(cell: Cell) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
+@checked
 def text_page(title: str, sections: Sequence[Section]) -> str:
     """A title and sections as text."""
     return "\n".join([title, *(section.text() for section in sections)])
 
 
+@checked
 def html_page(title: str, sections: Sequence[Section]) -> str:
     """A title and sections as one element of HTML, which needs nothing else. It fits light and dark pages."""
     body = "".join(section.html() for section in sections)

@@ -4,7 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from fbuf.keywords import checked
 
+
+@checked
 @dataclasses.dataclass(frozen=True)
 class Quantiles:
     """The quantiles of some numbers.

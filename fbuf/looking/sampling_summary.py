@@ -5,9 +5,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fbuf.keywords import checked
 from fbuf.samplers import Chances, Reason
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class SamplingSummary:
     """The law of the next draw in a few numbers.

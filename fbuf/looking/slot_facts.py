@@ -2,10 +2,12 @@
 
 import dataclasses
 
+from fbuf.keywords import checked
 from fbuf.looking.page_tables import Section, html_page
 from fbuf.samplers import Reason
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class StoredTrajectory:
     """The trajectory of an item, as far as it is stored.
@@ -29,6 +31,7 @@ class StoredTrajectory:
     length: int
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Why:
     """All that is known about one slot. `print` it for sentences.

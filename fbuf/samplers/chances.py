@@ -5,6 +5,8 @@ import enum
 
 import numpy as np
 
+from fbuf.keywords import checked
+
 
 class Reason(enum.IntEnum):
     """Why a slot is not in the next draw."""
@@ -45,6 +47,7 @@ _WORDS = {
 }
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Chances:
     """The law of the next draw. A draw is one item, or with `Slices` one slice.

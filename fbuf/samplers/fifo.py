@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Int
 
 from fbuf.fusion import computed_once
+from fbuf.keywords import checked
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 from fbuf.short_text import ShortText
@@ -32,6 +33,7 @@ class FifoState(ShortText):
     capacity: int = dataclasses.field(metadata={"static": True})
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Fifo(Sampler):
     """First in, first out, for on-policy training: a draw is the oldest items that no draw has returned yet, in order.

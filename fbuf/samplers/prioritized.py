@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
-from fbuf import priority_tree, random_words, storage
+from fbuf import checks, priority_tree, random_words, storage
 from fbuf.fusion import (
     by_device,
     computed_once,
@@ -27,6 +27,7 @@ from fbuf.fusion import (
     zero_after,
     zero_after_reading,
 )
+from fbuf.keywords import checked
 from fbuf.priority_tree import PriorityTree, two_sum
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler
@@ -61,6 +62,7 @@ class PrioritizedState(ShortText):
     excluded: Array | None = None
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Prioritized(Sampler):
     """Slots with probability (priority + eps) ** alpha over the sum of all; O(batch * log capacity) but for `reweight`.
@@ -267,6 +269,7 @@ class Prioritized(Sampler):
 
         An alpha that is negative or not finite is ignored.
         """
+        checks.number("alpha", alpha)
         alpha = jnp.asarray(alpha, state.alpha.dtype)
         if alpha.shape != ():
             raise ValueError(f"alpha must be one number, got shape {alpha.shape}")

@@ -10,7 +10,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, PyTree
 
-from fbuf.checks import refuse_tensor
+from fbuf import checks
+from fbuf.keywords import checked
 from fbuf.samplers.chances import Chances
 
 
@@ -46,6 +47,7 @@ def equal_chances(slots: Int[Array, " batch"], valid: Bool[Array, " batch"], siz
     return Draw(slots, jnp.broadcast_to(chance, slots.shape), valid, smallest=chance, size=size)
 
 
+@checked
 @runtime_checkable
 class Sampler(Protocol):
     """A rule that names slots. It never touches items, so one sampler serves every storage.
@@ -138,6 +140,7 @@ class InEpochs(Sampler, Protocol):
         """State at the beginning of an epoch: slots may now hold other items than before."""
 
 
+@checked
 def importance_weights(
     draw: Draw, beta: Float[Array, ""] | float, normalize: Literal["buffer", "batch", "none"] = "buffer"
 ) -> Float[Array, " batch"]:
@@ -147,7 +150,7 @@ def importance_weights(
     are at most 1; "none" does not divide. Rows that are not valid weigh 0. `beta`, usually from 0 to 1, is an array that
     may be annealed without a new trace. O(batch).
     """
-    _require_number("beta", beta)
+    checks.number("beta", beta)
     probability = jnp.where(draw.valid, draw.probability, 1)
     if normalize == "buffer":
         weights = jnp.minimum((probability / draw.smallest) ** -beta, 1)  # the division may round upwards
@@ -159,13 +162,3 @@ def importance_weights(
     else:
         raise ValueError(f"normalize must be 'buffer', 'batch' or 'none', got {normalize!r}")
     return jnp.where(draw.valid, weights, 0)
-
-
-def _require_number(name: str, value: object) -> None:
-    """TypeError for what is no real number: an array of one value or a plain number, traced or not."""
-    refuse_tensor(name, value)
-    if type(value) is float or (isinstance(value, int | float | np.number) and not isinstance(value, bool)):
-        return
-    if isinstance(value, jax.Array | np.ndarray) and jnp.issubdtype(value.dtype, jnp.number):
-        return
-    raise TypeError(f"{name} must be a number, or an array of one, got {value!r}")

@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Int, UInt32
 
 from fbuf.fusion import by_device, computed_once
+from fbuf.keywords import checked
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 from fbuf.samplers.uniform import below
@@ -41,6 +42,7 @@ class ShuffledState(ShortText):
     finished: Array
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Shuffled(Sampler):
     """Without replacement: an epoch returns each stored item once, in uniformly random order (to 2^-32 of its chance).

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
 from fbuf.fusion import computed_once, divmod_unsigned, entry, loop_variant, one_kernel_loop, two_or_more, zero_after
+from fbuf.keywords import checked
 from fbuf.samplers import windows
 from fbuf.samplers.chances import Chances, Reason, says_its_chances
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
@@ -24,6 +25,7 @@ from fbuf.writers import RingState, moved
 _FEW = 16  # items up to which a loop over them is faster on the CPU than kernels over all
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class PerTrajectory:
     """Starts: each trajectory with `least` stored items equally often, then each whole slice in it equally often.
@@ -100,6 +102,7 @@ class SlicesState(ShortText):
     least: int = dataclasses.field(metadata={"static": True})
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Slices:
     """Slices of `length` consecutive items of one trajectory; they never cross its end, or the cursor of the ring.
@@ -137,12 +140,20 @@ class Slices:
             _refuse_slots("starts", self.starts, InEpochs | Excluding)
 
     @classmethod
-    def by_count(cls, count: int, batch_size: int, **others: Any) -> "Slices":
+    def by_count(
+        cls,
+        count: int,
+        batch_size: int,
+        starts: Sampler | PerTrajectory = Uniform(),  # a frozen rule
+        *,
+        least: int | None = None,
+        burn_in: int = 0,
+    ) -> "Slices":
         """Slices of such a length that `count` of them make a batch of `batch_size` items."""
         count, batch_size = checks.as_int("count", count), checks.as_int("batch_size", batch_size)
         if batch_size % count:
             raise ValueError(f"batch_size={batch_size} is not a multiple of count={count}")
-        return cls(batch_size // count, **others)
+        return cls(batch_size // count, starts, least=least, burn_in=burn_in)
 
     @property
     def keeps_priorities(self) -> bool:

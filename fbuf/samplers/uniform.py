@@ -12,10 +12,12 @@ from jaxtyping import Int, UInt32
 
 from fbuf import random_words
 from fbuf.fusion import map_entries
+from fbuf.keywords import checked
 from fbuf.samplers.chances import Chances, Reason
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Uniform(Sampler):
     """Independent draws with replacement, each stored item equally likely (to 2^-32 of its chance). O(batch)."""

@@ -1,32 +1,28 @@
 """The law of the next draw by brute force: every start and every window written down, for each rule."""
 
+from operator import itemgetter
 from typing import Any
 
 import jax
 import numpy as np
 
 import fbuf
-from fbuf import Buffer, Fifo, PerTrajectory, Prioritized, Shuffled, Slices
-from tests.fbuf.compiled import clear, extend, sample, update
+from fbuf import Buffer, Chances, Fifo, PerTrajectory, Prioritized, Shuffled, Slices
+from tests.fbuf.compiled import clear, clear_many, extend, extend_many, sample, sample_many, update, update_many
 from tests.fbuf.model import PrioritiesModel
 from tests.fbuf.trajectory_model import ITEM, Rows, TrajectoriesModel, rows
 
 CODES = list("........ttuubijj")
 
 
-class ChanceModel:
-    """A buffer, and the law of its next draw in plain Python: lists of items, and sets of what was drawn."""
+class LawModel:
+    """The rows of one buffer, and the law of its next draw in plain Python: lists of items, and sets of what was drawn."""
 
     def __init__(self, buffer: Buffer, seed: int) -> None:
-        self.buffer, self.random, self.state = buffer, np.random.default_rng(seed), buffer.init(ITEM)
+        self.buffer, self.random = buffer, np.random.default_rng(seed)
         self.rule: Any = buffer.sampler.starts if isinstance(buffer.sampler, Slices) else buffer.sampler
         self.epochs = self.rule.trajectories if isinstance(self.rule, PerTrajectory) else self.rule
         self.lanes, self.id = buffer.items_per_row, np.zeros(buffer.items_per_row, int)
-        self.clear()
-
-    def clear(self) -> None:
-        """Empty the buffer."""
-        self.state = clear(self.buffer, self.state)
         self.forget()
 
     def forget(self) -> None:
@@ -39,47 +35,43 @@ class ChanceModel:
             slots = self.buffer.capacity * self.lanes
             self.priorities = PrioritiesModel(slots, self.rule.alpha, self.rule.eps, self.rule.new_items)
 
-    def write(self, new: Rows) -> None:
-        """Write rows."""
-        before = len(self.model.numbers())
-        serials = self.model.write(new.ended, new.id if self.buffer.trajectories.id else None)  # type: ignore[union-attr]
-        self.state, slots = extend(self.buffer, self.state, new.batch(serials, self.buffer.lanes))
-        kept = np.asarray(slots)[-self.buffer.capacity :].reshape(-1)
-        if self.priorities is not None:
-            self.priorities.written(kept)
-        self.unread = (self.unread + np.asarray(slots).reshape(-1).tolist())[-self.buffer.capacity * self.lanes :]
-        if isinstance(self.buffer.sampler, Slices) or len(self.model.numbers()) != before:
-            self.drawn = set()
-
-    def write_some(self, count: int) -> None:
-        """Write rows of random ends and ids."""
+    def some_rows(self, count: int) -> Rows:
+        """Rows of random ends and ids, which go on after the last ones."""
         new = rows(self.random.choice(CODES, (count, self.lanes)), self.id)
         self.id = new.id[-1]
-        self.write(new)
+        return new
 
-    def update(self) -> None:
-        """Give some slots priorities, zero among them."""
-        if self.priorities is None:
-            return
+    def written(self, new: Rows) -> dict[str, np.ndarray]:
+        """Write rows into the model. Returns them as a batch for the buffer."""
+        before, first = len(self.model.numbers()), self.model.time
+        serials = self.model.write(new.ended, new.id if self.buffer.trajectories.id else None)  # type: ignore[union-attr]
+        places = np.arange(first, self.model.time) % self.buffer.capacity * self.lanes
+        slots = (places[:, None] + np.arange(self.lanes)).reshape(-1)
+        if self.priorities is not None:
+            self.priorities.written(slots[-self.buffer.capacity * self.lanes :])
+        self.unread = (self.unread + slots.tolist())[-self.buffer.capacity * self.lanes :]
+        if isinstance(self.buffer.sampler, Slices) or len(self.model.numbers()) != before:
+            self.drawn = set()
+        return new.batch(serials, self.buffer.lanes)
+
+    def some_priorities(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slots and priorities, zero among them, which the model has from now on."""
+        assert self.priorities is not None
         count = self.buffer.capacity * self.lanes
         slots = self.random.integers(-1, count + 1, 6).astype(np.int32)
         given = self.random.choice([0.0, 0.0, 0.25, 0.5, 1, 2, 4, np.nan], 6).astype(np.float32)
-        self.state = update(self.buffer, self.state, slots, given)
         self.priorities.update(slots, given)
+        return slots, given
 
-    def draw(self, count: int) -> Any:
-        """Draw that many items or slices, which counts in epochs."""
-        key = jax.random.key(int(self.random.integers(2**31)))
-        unit = self.buffer.sampler.length if isinstance(self.buffer.sampler, Slices) else 1
-        if isinstance(self.epochs, Shuffled) and len(self.left()) < (count if self.epochs.drop_last else 1):
+    def drawn_as(self, draw: Any, units: int) -> None:
+        """Note a draw of that many items or slices, which counts in epochs. Each of them had a chance."""
+        if isinstance(self.epochs, Shuffled) and len(self.left()) < (units if self.epochs.drop_last else 1):
             self.drawn = set()
-        self.state, _, draw = sample(self.buffer, self.state, key, count * unit)
-        draw = jax.tree.map(np.asarray, draw)
         first = (draw.slots if draw.starts is None else draw.starts)[draw.valid].tolist()
         if isinstance(self.epochs, Shuffled):
+            assert all(self.unit_of(slot) not in self.drawn for slot in first)
             self.drawn |= {self.unit_of(slot) for slot in first}
         self.unread = [slot for slot in self.unread if slot not in first]
-        return draw
 
     def unit_of(self, slot: int) -> Any:
         """What an epoch returns once: the slot, or its trajectory."""
@@ -118,40 +110,74 @@ class ChanceModel:
         least = rule.shortest if isinstance(rule, Slices) else 1
         return self.model.chances(least, None if self.priorities is None else self.priorities.values())
 
-    def windows(self) -> dict[int, list[int]]:
+    def windows(self) -> dict[int, tuple[int, ...]]:
         """The slots that a slice from each start has; of single items the slot."""
-        rule = self.buffer.sampler
-        starts = self.model.starts(1)
+        rule, stored = self.buffer.sampler, self.model.stored()
         if not isinstance(rule, Slices):
-            return {slot: [slot] for slot in starts}
-        slot_of = {number: slot for slot, number in self.model.numbers().items()}
-        found = {}
-        for start in starts:
-            numbers, inside = self.model.window(start, rule.length, rule.burn_in)
-            found[start] = [slot_of[number] for number, there in zip(numbers, inside, strict=True) if there]
-        return found
+            return {slot: (slot,) for each in stored for slot in each.slots}
+        return {
+            slot: each.slots[max(place - rule.burn_in, 0) : place + rule.length]
+            for each in stored
+            for place, slot in enumerate(each.slots)
+        }
 
     def chances(self) -> np.ndarray:
         """The chance of each slot, float64."""
         found, windows = np.zeros(self.buffer.capacity * self.lanes), self.windows()
         for start, chance in self.chances_of_starts().items():
-            found[windows[start]] += chance
+            found[list(windows[start])] += chance
         return found
 
-    def assert_same(self) -> None:
-        """The buffer says the same."""
-        law, expected, starts = self.buffer.chances(self.state), self.chances(), self.chances_of_starts()
+    def assert_law(self, law: Chances) -> None:
+        """This is the law."""
+        expected, starts, windows = self.chances(), self.chances_of_starts(), self.windows()
         assert law.probability is not None
         np.testing.assert_allclose(law.probability, expected, rtol=2e-5, atol=0)
         stored = sorted(self.model.numbers())
         assert sorted(np.flatnonzero(law.reason != 1)) == stored
         np.testing.assert_array_equal(law.reason == 0, expected > 0)
-        rows = sum(chance * len(self.windows()[start]) for start, chance in starts.items())
+        rows = sum(chance * len(windows[start]) for start, chance in starts.items())
         np.testing.assert_allclose(law.probability.sum(), rows, rtol=2e-5)
         if isinstance(self.buffer.sampler, Slices):
             assert law.starts is not None
             np.testing.assert_allclose(law.starts[list(starts)], list(starts.values()), rtol=2e-5)
             assert law.starts.sum() == (1 if starts else 0) or abs(law.starts.sum() - 1) < 1e-9
+
+
+class ChanceModel(LawModel):
+    """A buffer, and its model."""
+
+    def __init__(self, buffer: Buffer, seed: int) -> None:
+        super().__init__(buffer, seed)
+        self.state = buffer.init(ITEM)
+
+    def clear(self) -> None:
+        """Empty the buffer."""
+        self.state = clear(self.buffer, self.state)
+        self.forget()
+
+    def write(self, new: Rows) -> None:
+        """Write rows."""
+        self.state, _ = extend(self.buffer, self.state, self.written(new))
+
+    def write_some(self, count: int) -> None:
+        """Write rows of random ends and ids."""
+        self.write(self.some_rows(count))
+
+    def update(self) -> None:
+        """Give some slots priorities, zero among them."""
+        if self.priorities is not None:
+            self.state = update(self.buffer, self.state, *self.some_priorities())
+
+    def draw(self, count: int) -> None:
+        """Draw that many items or slices, which counts in epochs."""
+        key = jax.random.key(int(self.random.integers(2**31)))
+        self.state, _, draw = sample(self.buffer, self.state, key, count * unit(self.buffer))
+        self.drawn_as(jax.tree.map(np.asarray, draw), count)
+
+    def assert_same(self) -> None:
+        """The buffer says the same."""
+        self.assert_law(self.buffer.chances(self.state))
 
     def resize(self, capacity: int) -> None:
         """Give the buffer another capacity, and the model: row 0 is the oldest one that stays."""
@@ -182,3 +208,49 @@ class ChanceModel:
             if self.priorities.holder >= 0 and self.priorities.holder not in moved:
                 self.priorities.highest, self.priorities.holder = np.float32(1), -1
             self.priorities.holder = moved.get(self.priorities.holder, -1)
+
+
+class ManyChanceModels:
+    """Many histories of one buffer: the same calls, with other rows, priorities and keys, in one program each."""
+
+    def __init__(self, buffer: Buffer, seeds: range) -> None:
+        self.buffer, self.models = buffer, [LawModel(buffer, seed) for seed in seeds]
+        self.random = np.random.default_rng(seeds.start)
+        self.empty = jax.tree.map(lambda leaf: np.stack([leaf] * len(seeds)), buffer.init(ITEM))
+        self.states = self.empty
+
+    def write(self, count: int) -> None:
+        """Write that many rows of random ends and ids."""
+        batches = [model.written(model.some_rows(count)) for model in self.models]
+        self.states, _ = extend_many(self.buffer, self.states, jax.tree.map(lambda *leaves: np.stack(leaves), *batches))
+
+    def update(self) -> None:
+        """Give some slots priorities, zero among them."""
+        if self.models[0].priorities is not None:
+            slots, given = zip(*[model.some_priorities() for model in self.models], strict=True)
+            self.states = update_many(self.buffer, self.states, np.stack(slots), np.stack(given))
+
+    def draw(self, count: int) -> None:
+        """Draw that many items or slices, which counts in epochs."""
+        keys = jax.random.split(jax.random.key(int(self.random.integers(2**31))), len(self.models))
+        self.states, draws = sample_many(self.buffer, self.states, keys, count * unit(self.buffer))
+        draws = jax.tree.map(np.asarray, draws)
+        for i, model in enumerate(self.models):
+            model.drawn_as(jax.tree.map(itemgetter(i), draws), count)
+
+    def clear(self) -> None:
+        """Empty the buffers."""
+        self.states = clear_many(self.buffer, self.states)
+        for model in self.models:
+            model.forget()
+
+    def assert_same(self, step: int = 1) -> None:
+        """The buffers say the same, or one of `step` of them."""
+        states = jax.tree.map(np.asarray, self.states)
+        for i in range(int(self.random.integers(step)), len(self.models), step):
+            self.models[i].assert_law(self.buffer.chances(jax.tree.map(itemgetter(i), states)))
+
+
+def unit(buffer: Buffer) -> int:
+    """The items of a row of a batch."""
+    return buffer.sampler.length if isinstance(buffer.sampler, Slices) else 1

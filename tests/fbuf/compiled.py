@@ -18,6 +18,19 @@ init, extend, update, clear, place = (
     jit(method, static_argnums=0) for method in (Buffer.init, Buffer.extend, Buffer.update, Buffer.clear, Buffer.place)
 )
 sample = jit(Buffer.sample, static_argnums=(0, 3))
+# Of many states of one buffer in one program.
+extend_many, update_many, clear_many = (
+    jit(lambda buffer, *given, method=method: jax.vmap(functools.partial(method, buffer))(*given), static_argnums=0)
+    for method in (Buffer.extend, Buffer.update, Buffer.clear)
+)
+
+
+def _sample_many(buffer: Buffer, states: Any, keys: jax.Array, batch_size: int) -> tuple[Any, Any]:
+    after, _, draws = jax.vmap(lambda state, key: buffer.sample(state, key, batch_size))(states, keys)
+    return after, draws
+
+
+sample_many = jit(_sample_many, static_argnums=(0, 3))
 sample_mixture = jit(fbuf.Mixture.sample, static_argnums=(0, 3))
 update_mixture = jit(fbuf.Mixture.update, static_argnums=0)
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from fbuf import (
     Buffer,
@@ -22,14 +21,15 @@ from fbuf import (
     Trajectories,
     Uniform,
 )
-from tests.fbuf.chance_model import ChanceModel
+from tests.fbuf.chance_model import ChanceModel, ManyChanceModels
 from tests.fbuf.compiled import extend, sample
-from tests.fbuf.test_slices import CASES, ENDS, MORE
+from tests.fbuf.test_slices import ALL, CASES, ENDS, MORE, RANKED
 
 QUICK: list[Any] = [(Buffer(7, Shuffled(), trajectories=ENDS), (1, 11)), *CASES[3:4]]
 SLOW: list[Any] = [
     (Buffer(7, trajectories=ENDS), (1, 3, 11)),
     (Buffer(7, Prioritized(alpha=0.5, eps=0), trajectories=ENDS, lanes=(2,)), (1, 3, 11)),
+    (Buffer(7, RANKED, trajectories=ALL), (1, 3, 11)),
     (Buffer(7, Fifo(), trajectories=ENDS, lanes=(2,)), (1, 3, 11)),
     *CASES[:3],
     *CASES[4:6],
@@ -62,12 +62,38 @@ def test_the_law_of_the_next_draw_is_that_of_brute_force(buffer: Buffer, counts:
     assert_histories(buffer, counts, range(15))
 
 
+def kind(buffer: Buffer) -> str:
+    """The sampler that a buffer has, without its numbers."""
+    if not isinstance(buffer.sampler, Slices):
+        return type(buffer.sampler).__name__
+    starts = buffer.sampler.starts
+    return f"Slices({type(starts.trajectories if isinstance(starts, PerTrajectory) else starts).__name__})"
+
+
+def assert_many_histories(buffer: Buffer, counts: tuple[int, ...], seeds: range) -> None:
+    """Every history at its end, and on its way now and then."""
+    many = ManyChanceModels(buffer, seeds)
+    for _ in range(int(many.random.integers(1, 6))):
+        if many.random.random() < 0.1:
+            many.clear()
+        many.write(int(many.random.choice(counts)))
+        for _ in range(int(many.random.integers(3))):
+            if many.random.random() < 0.5:
+                many.update()
+            many.assert_same(10)
+            many.draw(2)
+    many.assert_same()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("buffer", "counts"), [*QUICK, *SLOW], ids=name)
 def test_the_law_of_the_next_draw_is_that_of_brute_force_on_many_histories(
     buffer: Buffer, counts: tuple[int, ...]
 ) -> None:
-    assert_histories(buffer, counts, range(60, 60 + 10_000 // len([*QUICK, *SLOW])))
+    """10,000 histories of each sampler, over its buffers, in groups that make the same calls."""
+    alike = sum(kind(each) == kind(buffer) for each, _ in [*QUICK, *SLOW])
+    for first in range(60, 60 + -(-10_000 // alike), 50):
+        assert_many_histories(buffer, counts, range(first, first + 50))
 
 
 # ---------------------------------------------------------------------- single rules, and what is not in the histories
@@ -144,27 +170,6 @@ def test_the_law_of_a_users_rule_is_not_invented() -> None:
     sliced = Buffer(8, Slices(3, First()), trajectories=Trajectories("terminated"))
     assert sliced.chances(filled(sliced, 7)).probability is None
     assert reasons(sliced, filled(sliced, 7)) == ["unknown"] * 5 + ["too short"] * 2 + ["not written"]
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Slices(4, Prioritized(eps=0), least=2, burn_in=2),
-        pytest.param(Slices(4, PerTrajectory()), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_slots_come_as_often_as_is_said(rule: Slices) -> None:
-    model = ChanceModel(Buffer(40, rule, trajectories=ENDS), 5)
-    model.write_some(50)
-    for _ in range(8):
-        model.update()
-    law, count = model.buffer.chances(model.state).probability, 20_000
-    _, _, draw = sample(model.buffer, model.state, jax.random.key(3), count * rule.length)
-    drawn = np.bincount(np.asarray(draw.slots)[np.asarray(draw.mask)], minlength=40)
-    assert law is not None and not drawn[law == 0].any()
-    z = (drawn - count * law)[law > 0] / np.sqrt(np.maximum(count * law * (1 - law), 1)[law > 0])
-    assert stats.norm.sf(abs(z).max()) * z.size > 1e-4
 
 
 def test_the_law_is_known_outside_of_jit_only() -> None:

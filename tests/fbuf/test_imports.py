@@ -1,5 +1,6 @@
 """Imports point one way: `interop` to `fbuf` to `jax`. (The import contracts in pyproject.toml have the rest.)"""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -55,3 +56,5 @@ def test_fbuf_imports_jax_and_jaxtyping_and_interop_never_torchrl() -> None:
 def test_the_public_names_are_there_once() -> None:
     assert all(getattr(fbuf, name) is not None for name in fbuf.__all__)
     assert len(set(fbuf.__all__)) == len(fbuf.__all__)
+    # Type checkers read the second list, `from fbuf import *` the first.
+    assert [name for name in fbuf.__all__ if name != "__version__"] == importlib.import_module("fbuf.names").__all__

@@ -21,7 +21,7 @@ from fbuf import (
     Trajectories,
     importance_weights,
 )
-from fbuf.mixture import _apportioned
+from fbuf.mixture import apportioned
 from tests.fbuf.compiled import extend, init, jit, update
 from tests.fbuf.compiled import sample_mixture as sample
 from tests.fbuf.compiled import update_mixture as update_all
@@ -62,7 +62,7 @@ def parts(draw: MixtureDraw) -> list[int]:
     ],
 )
 def test_fixed_shares_are_rounded_by_largest_remainders(shares: Any, total: int, counts: list[int]) -> None:
-    assert _apportioned(shares, total) == counts
+    assert apportioned(shares, total) == counts
 
 
 def test_each_member_gives_its_rows_in_turn() -> None:
@@ -100,7 +100,7 @@ def test_items_are_drawn_as_often_as_the_draw_says(shares: Any, drawn: bool) -> 
     found = np.bincount(place, minlength=6)
     parts = np.asarray(shares or (1, 1)) / sum(shares or (1, 1))
     if not drawn:
-        parts = np.asarray(_apportioned(parts, 8)) / 8
+        parts = np.asarray(apportioned(parts, 8)) / 8
     law = np.concatenate([parts[0] * np.full(3, 1 / 3), parts[1] * np.asarray([1, 2, 3]) / 6])
     assert not found[law == 0].any()
     assert stats.chisquare(found[law > 0], law[law > 0] * place.size).pvalue > 1e-4

@@ -27,10 +27,16 @@ from fbuf import (
     Slices,
     Trajectories,
     Uniform,
+    describe,
     importance_weights,
+    n_step,
     priority_tree,
+    resize,
+    returns_to_go,
     save_state,
+    why,
 )
+from fbuf.sharded import OnMesh
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -89,13 +95,44 @@ def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Callabl
     return functools.partial(function, *arguments, **named)
 
 
+TWO = {"reward": np.zeros(2, np.float32)}
+
+
 def donated(method: Callable[..., Any], *arguments: Any) -> Any:
     """Call a method with a state that was donated."""
-    state, batch = THREE.init({"reward": np.float32(0)}), {"reward": np.zeros(2, np.float32)}
-    jax.jit(THREE.extend, donate_argnums=0)(state, batch)
+    state = THREE.init({"reward": np.float32(0)})
+    jax.jit(THREE.extend, donate_argnums=0)(state, TWO)
     return method(state, *arguments)
 
 
+def donated_table(method: Callable[..., Any], *arguments: Any) -> Any:
+    state = TABLE.init(np.int32(0), np.float32(0))
+    jax.jit(TABLE.insert, donate_argnums=0)(state, np.arange(2, dtype=np.int32), np.ones(2, np.float32))
+    return method(TABLE, state, *arguments)
+
+
+def donated_on_mesh(method: Callable[..., Any], *arguments: Any) -> Any:
+    on_mesh = Sharded(Buffer(3)).over(jax.make_mesh((1,), ("data",)))
+    state = on_mesh.init({"reward": np.float32(0)})
+    jax.tree.map(lambda leaf: leaf.delete(), state)  # as a jitted call that donates does
+    return method(on_mesh, state, *arguments)
+
+
+def on_mesh_of_torch() -> Any:
+    on_mesh = Sharded(Buffer(3)).over(jax.make_mesh((1,), ("data",)))
+    return on_mesh.extend(on_mesh.init({"reward": np.float32(0)}), {"reward": torch.zeros(2)})
+
+
+def updated_with(priorities: Any) -> Any:
+    return RANKED.update(RANKED.init(0.0), np.arange(1), priorities)
+
+
+def reweighted(alpha: Any) -> Any:
+    return Prioritized().reweight(Prioritized().init(4), alpha)
+
+
+KEY, TABLE = jax.random.key(0), HashTable(4)
+ROWS = jax.eval_shape(lambda: TABLE.init({"a": np.int32(0)}, np.float32(0)))
 DRAW = Draw(*[jnp.ones(2)] * 2, jnp.ones(2, bool), jnp.ones(()), jnp.ones((), int))
 ONE, HELD = shapes(), jax.eval_shape(lambda: Buffer(3).init({"reward": np.float32(0)}))
 WIDE_TYPES = r"\['reward'\]: float64 needs 64-bit types on \(jax_enable_x64\)"
@@ -166,6 +203,92 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (call(donated, THREE.clear), RuntimeError, "was donated"),
     (call(donated, THREE.chances), RuntimeError, "was donated"),
     (call(donated, functools.partial(save_state, "unused")), RuntimeError, "was donated"),
+    *[
+        (call(donated, method, *more), RuntimeError, "was donated: .*Use the state that the function returned")
+        for method, *more in (
+            (THREE.extend, TWO),
+            (THREE.add, {"reward": np.float32(0)}),
+            (THREE.update, np.arange(2), 1.0),
+            (THREE.read, np.arange(2)),
+            (THREE.intact, np.arange(2)),
+            (functools.partial(describe, THREE),),
+            (lambda state: why(THREE, state, 0),),
+            (lambda state: resize(THREE, state, 2),),
+            (lambda state: Mixture((THREE,)).size((state,)),),
+            (lambda state: Mixture((THREE,)).sample((state,), KEY, 2),),
+            (lambda state: describe(Mixture((THREE,)), (state,)),),
+        )
+    ],
+    *[
+        (call(donated_table, method, *more), RuntimeError, "was donated: .*Use the state that the function returned")
+        for method, *more in (
+            (HashTable.insert, np.arange(2, dtype=np.int32), np.ones(2, np.float32)),
+            (HashTable.update, np.arange(2, dtype=np.int32), np.ones(2, np.float32)),
+            (HashTable.find, np.arange(2, dtype=np.int32)),
+            (HashTable.read, np.arange(2)),
+            (HashTable.clear,),
+            (describe,),
+        )
+    ],
+    *[
+        (call(donated_on_mesh, method, *more), RuntimeError, "was donated: .*Use the state that the function returned")
+        for method, *more in (
+            (OnMesh.extend, TWO),
+            (OnMesh.sample, KEY, 2),
+            (OnMesh.read, np.arange(2)),
+            (OnMesh.size,),
+            (OnMesh.clear,),
+        )
+    ],
+    # other things in the place of tensors, keys, numbers and states
+    (on_mesh_of_torch, TypeError, r"\['reward'\]: fbuf takes arrays of JAX and NumPy, got a torch Tensor"),
+    (lambda: n_step(torch.ones(3), np.zeros(3, bool), 0.9, 2), TypeError, "rewards: fbuf takes .* got a torch Tensor"),
+    (lambda: returns_to_go(np.ones(3), torch.zeros(3), 0.9), TypeError, "ends: fbuf takes .* got a torch Tensor"),
+    (lambda: save_state("unused", {"a": torch.ones(2)}), TypeError, "the state: fbuf takes .* got a torch Tensor"),
+    (lambda: THREE.sample(HELD, 0, 2), TypeError, r"key must be a random key, such as jax.random.key\(0\), got 0"),  # type: ignore
+    (lambda: THREE.sample(HELD, torch.Generator(), 2), TypeError, "key must be a random key, .* got <torch"),  # type: ignore
+    (lambda: THREE.sample(HELD, torch.zeros(2), 2), TypeError, "key must be a random key, .* got tensor"),  # type: ignore
+    (lambda: Mixture((THREE,)).sample((HELD,), None, 2), TypeError, "key must be a random key, .* got None"),  # type: ignore
+    (
+        lambda: Mixture((THREE,)).sample(HELD, KEY, 2),
+        TypeError,
+        "a tuple with a state for each member, got BufferState",
+    ),  # type: ignore
+    (lambda: THREE.extend(TWO, HELD), TypeError, "is the BufferState that init.. returned, got dict"),  # type: ignore
+    (
+        lambda: THREE.sample((HELD, 0), KEY, 2),
+        TypeError,
+        "got tuple: a call returns more than the state, state, slots =",
+    ),  # type: ignore
+    (
+        lambda: THREE.extend(HELD, [{"reward": np.float32(0)}] * 2),
+        ValueError,
+        r"a list of 2 items: stack them.*jax.tree.map\(lambda \*leaves",
+    ),
+    (
+        lambda: TABLE.insert(ROWS, {"b": np.arange(2)}, np.ones(2)),
+        ValueError,
+        r"has \['b'\] \(did you mean \['a'\]\?\)",
+    ),
+    (lambda: TABLE.find(ROWS, torch.arange(2)), TypeError, "fbuf takes .* got a torch Tensor"),
+    *[
+        (call(updated_with, given), TypeError, f"priorities must be real numbers, got {says}")
+        for given, says in (("high", "'high'"), (None, "None"), ({"a": 1}, "{'a': 1}"), (["1"], r"\['1'\]"))
+    ],
+    *[
+        (call(reweighted, given), TypeError, f"alpha must be a number, or an array of one, got {given!r}")
+        for given in ("0.6", None, True)
+    ],
+    (call(reweighted, torch.ones(())), TypeError, "alpha: fbuf takes .* got a torch Tensor"),
+    *[
+        (call(Prioritized, **{name: given}), TypeError, f"{name} must be a number, got {given!r}")
+        for name in ("alpha", "eps")
+        for given in ("0.6", None, True)
+    ],
+    *[
+        (call(sampled, given), TypeError, "batch_size must be an int or a whole number")
+        for given in ([], None, "2", 2.5)
+    ],
     # items
     (call(THREE.init, {"reward": wide()}), TypeError, WIDE_TYPES),
     (lambda: THREE.extend(HELD, {"reward": wide()}), TypeError, WIDE_TYPES),

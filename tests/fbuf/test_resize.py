@@ -23,7 +23,7 @@ from fbuf import (
 )
 from tests.fbuf.chance_model import ChanceModel
 from tests.fbuf.compiled import extend, jit, place
-from tests.fbuf.model import assert_tree_is_exact
+from tests.fbuf.model import assert_same, assert_tree_is_exact
 from tests.fbuf.test_slices import ALL, ENDS, RANKED
 
 READ, INTACT = (jit(method, static_argnums=0) for method in (Buffer.read, Buffer.intact))
@@ -164,10 +164,67 @@ class Own(Uniform):
     resized = fbuf.Sampler.resized
 
 
-MIXTURE = fbuf.Mixture((Buffer(3),))
+# ---------------------------------------------------------------------- several rings
+
+
+def of_values(buffer: Buffer, count: int) -> Any:
+    """The state after writes of the numbers from 0 on."""
+    return extend(buffer, buffer.init(np.float32(0)), np.arange(count, dtype=np.float32))[0]
+
+
+def test_each_member_of_a_mixture_keeps_its_newest_rows() -> None:
+    mixture = fbuf.Mixture((Buffer(4), Buffer(8, Prioritized())), shares=(1, 3))
+    states = tuple(of_values(buffer, count) for buffer, count in zip(mixture.buffers, (6, 5), strict=True))
+    for capacity, rows in (((2, 9), (2, 9)), (6, (2, 4)), (12.0, (4, 8)), (11, (4, 7)), (np.int64(24), (8, 16))):
+        after, small = fbuf.resize(mixture, states, capacity)  # type: ignore[arg-type]
+        assert tuple(buffer.capacity for buffer in after.buffers) == rows
+        assert (after.shares, after.drawn) == (mixture.shares, mixture.drawn)
+        for i in range(2):
+            member, alone = fbuf.resize(mixture.buffers[i], states[i], rows[i])
+            assert member == after.buffers[i]
+            assert_same(small[i], alone)
+    assert [np.asarray(each.items).tolist() for each in states] == [[4, 5, 2, 3], [0, 1, 2, 3, 4, 0, 0, 0]]
+
+
+def test_each_part_of_a_sharded_buffer_keeps_its_newest_rows() -> None:
+    """Parts in one array; on devices see tests/fbuf/sharded."""
+    sharded = fbuf.Sharded(Buffer(8, Prioritized()))
+    parts = [of_values(sharded.part(2), count) for count in (6, 3)]
+    state = jax.tree.map(lambda *own: jnp.stack(own), *parts)
+    for capacity in (4, 10):
+        after, other = fbuf.resize(sharded, state, capacity)
+        assert after == dataclasses.replace(sharded, buffer=Buffer(capacity, Prioritized()))
+        alone = [fbuf.resize(sharded.part(2), part, capacity // 2)[1] for part in parts]
+        assert_same(other, jax.tree.map(lambda *own: jnp.stack(own), *alone))
+
+
+MIXTURE, PAIR = fbuf.Mixture((Buffer(3),)), fbuf.Mixture((Buffer(3), Buffer(300)))
+SHARDED = fbuf.Sharded(Buffer(4))
+HALVES = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), Buffer(2).init(0.0)))
 REFUSED: list[tuple[Any, Any, str]] = [
-    (lambda: fbuf.resize(MIXTURE, MIXTURE.init(0.0), 4), TypeError, r"got Mixture: resize the members"),  # type: ignore
-    (lambda: fbuf.resize(fbuf.Sharded(Buffer(4)), None, 4), TypeError, "got Sharded: each device has"),  # type: ignore
+    (
+        lambda: fbuf.resize(MIXTURE, MIXTURE.init(0.0), (4, 4)),
+        ValueError,
+        "one number of rows for each of 1 buffers, got",
+    ),
+    (lambda: fbuf.resize(MIXTURE, (), 4), ValueError, "one state for each of 1 buffers is needed, got 0"),
+    (lambda: fbuf.resize(MIXTURE, MIXTURE.init(0.0)[0], 4), TypeError, "a tuple with the states of a Mixture, got Buf"),  # type: ignore
+    (lambda: fbuf.resize(MIXTURE, MIXTURE.init(0.0), (0,)), ValueError, "capacity must be at least 1, got 0"),
+    (lambda: fbuf.resize(PAIR, PAIR.init(0.0), 30), ValueError, "leave none for buffer 0: pass a tuple with the rows"),
+    (
+        lambda: fbuf.resize(SHARDED, Buffer(8).init(0.0), 4),
+        ValueError,
+        r"are \[devices, \.\.\.\]: pass the state of all",
+    ),
+    (lambda: fbuf.resize(SHARDED, HALVES, 5), ValueError, "capacity=5 is not a multiple of the 2 devices"),
+    (
+        lambda: fbuf.resize(SHARDED.over(jax.make_mesh((1,), ("data",))), HALVES, 4),
+        TypeError,
+        "got OnMesh: pass on_mesh.sharded",
+    ),  # type: ignore
+    (lambda: fbuf.resize(Buffer(4), Buffer(4).init(0.0), (4,)), TypeError, "only a Mixture has one for each member"),  # type: ignore
+    (lambda: fbuf.resize(Buffer(4), MIXTURE.init(0.0), 4), TypeError, "needs the BufferState of the Buffer, got tuple"),  # type: ignore
+    (lambda: fbuf.resize(fbuf.HashTable(4), None, 4), TypeError, "got HashTable: .* into a new table"),  # type: ignore
     (lambda: fbuf.resize(Buffer(4, Own()), Buffer(4, Own()).init(0.0), 4), TypeError, "define resized"),
     (lambda: fbuf.resize(Buffer(4), Buffer(3).init(0.0), 4), ValueError, "another buffer made it"),
     (lambda: fbuf.resize(Buffer(4), Buffer(4).init(0.0), 0), ValueError, "capacity must be at least 1, got 0"),

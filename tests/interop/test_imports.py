@@ -79,6 +79,10 @@ def test_the_names_of_a_family_are_those_of_its_module(family: str) -> None:
 def test_all_public_names_are_there_once() -> None:
     assert all(getattr(interop, name) is not None for name in interop.__all__)
     assert len(set(interop.__all__)) == len(interop.__all__)
+    # Type checkers read the second list, `from interop import *` the first; families have lists of their own.
+    families = {name for family in FAMILIES for name in getattr(import_module(f"interop.{family}"), "__all__", ())}
+    core = [name for name in interop.__all__ if name not in {*families, "open", "show_versions", "__version__"}]
+    assert core == import_module("interop.names").__all__
     with pytest.raises(AttributeError, match="module 'interop' has no attribute 'Nothing'"):
         interop.Nothing
 

@@ -424,6 +424,44 @@ def checkpoints_of_a_global_state_are_read_back_to_the_same_devices() -> None:
     assert all(leaf.sharding.spec == P("data") for leaf in jax.tree.leaves(loaded))
 
 
+def resized_parts_keep_their_newest_rows_on_their_devices() -> None:
+    resized_parts_keep_their_newest_rows((4,), mesh_of())
+
+
+def resized_parts_of_other_sizes_and_meshes_keep_their_newest_rows() -> None:
+    other = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    resized_parts_keep_their_newest_rows((4, 16), mesh_of(), other)
+
+
+def resized_parts_keep_their_newest_rows(sizes: tuple[int, ...], *meshes: Mesh) -> None:
+    sharded = Sharded(Buffer(DEVICES * 8, EXACT))
+    for mesh in meshes:
+        on_mesh = sharded.over(mesh)
+        count, room = on_mesh.devices, sharded.buffer.capacity // on_mesh.devices
+        numbers = np.arange(3 * count * 4, dtype=np.int32).reshape(3, -1)
+        state = on_mesh.init(ITEM)
+        for new in numbers:
+            state, slots = on_mesh.extend(state, {"x": new.astype(np.float32), "n": new})
+        state = on_mesh.update(state, slots, np.arange(1, slots.size + 1, dtype=np.float32))
+        held = numbers.reshape(3, count, 4).transpose(1, 0, 2).reshape(count, -1)[:, -room:]  # the oldest first
+        for rows in sizes:
+            other, after = fbuf.resize(sharded, state, count * rows)
+            assert all(leaf.sharding.spec[0] == "data" for leaf in jax.tree.leaves(after))
+            assert all(leaf.sharding.mesh == mesh for leaf in jax.tree.leaves(after))
+            again, kept = other.over(mesh), held[:, -rows:]
+            assert int(again.size(after)) == kept.size
+            places = (np.arange(count)[:, None] * rows + np.arange(kept.shape[1])).reshape(-1)
+            np.testing.assert_array_equal(again.read(after, places)["n"], kept.reshape(-1))
+            _, items, draw = again.sample(after, jax.random.key(0), 64)
+            assert set(np.asarray(items["n"]).tolist()) <= set(kept.reshape(-1).tolist())
+            np.testing.assert_array_equal(again.read(after, draw.slots)["n"], items["n"])
+            new = np.arange(
+                1000, 1000 + count, dtype=np.int32
+            )  # over the oldest row of each device, or behind the newest
+            after, slots = again.extend(after, {"x": new.astype(np.float32), "n": new})
+            np.testing.assert_array_equal(slots, np.arange(count) * rows + kept.shape[1] % rows)
+
+
 def refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
     try:
         call()
@@ -468,11 +506,13 @@ CHECKS = (
     collectives_and_their_bytes_are_those_that_are_written_down,
     a_donated_loop_in_shard_map_works_in_place_with_and_without_check_vma,
     checkpoints_of_a_global_state_are_read_back_to_the_same_devices,
+    resized_parts_keep_their_newest_rows_on_their_devices,
     what_does_not_fit_is_refused_by_name,
 )
 SLOW = (
     global_draws_by_any_priorities_are_those_of_one_buffer_where_parts_are_powers_of_eight,
     meshes_may_be_explicit_and_have_other_axes,
+    resized_parts_of_other_sizes_and_meshes_keep_their_newest_rows,
     balanced_draws_return_the_rows_of_their_slots,
 )
 
