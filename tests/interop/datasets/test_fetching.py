@@ -5,10 +5,7 @@ import os
 import random
 import re
 import resource
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,28 +80,31 @@ def test_a_later_call_goes_on(server: Server, remote: RemoteFile, to: Path) -> N
     assert server.bytes_sent("a.bin") == len(DATA) + 5 * len(b"no")
 
 
-ROOT = Path(__file__).parents[3]
-FETCH = """
-import pathlib, sys, types
-for name in ("interop", "interop.datasets"):  # without torch, which takes seconds to import
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [name.replace(".", "/")]
+KILLED = """
+import os, pathlib, signal, time
 from interop.datasets.fetching import RemoteFile, fetch
-fetch([RemoteFile(sys.argv[1], "a.bin")], pathlib.Path(sys.argv[2]))
+
+to = pathlib.Path(to)
+part = to / "a.bin.part"
+if (child := os.fork()) == 0:
+    fetch([RemoteFile(url, "a.bin")], to)
+    os._exit(0)
+while not part.exists() or part.stat().st_size < until:
+    assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    time.sleep(0.001)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
 """
 
 
-def test_a_kill_costs_only_what_was_under_way(server: Server, remote: RemoteFile, to: Path) -> None:
+def test_a_kill_costs_only_what_was_under_way(
+    in_a_fork: Callable[..., str], server: Server, remote: RemoteFile, to: Path
+) -> None:
     """A process that is killed leaves no file under the final name; the next one asks for the rest only."""
     part, kept = to / "a.bin.part", 0
     server.answer("a.bin", Answer(pause=0.005), times=3)
     for _ in range(3):
-        until = kept + random.randrange(1, 250_000)
-        with subprocess.Popen([sys.executable, "-c", FETCH, remote.url, str(to)], cwd=ROOT) as process:
-            while not part.exists() or part.stat().st_size < until:
-                assert process.poll() is None
-                time.sleep(0.001)
-            process.kill()
+        in_a_fork(KILLED, url=remote.url, to=str(to), until=kept + random.randrange(1, 250_000))
         assert server.requests[-1].range == (f"bytes={kept}-" if kept else None)
         assert names(to) == {"a.bin.part"}
         kept = part.stat().st_size

@@ -520,7 +520,7 @@ for place in range(3):
         status = 1
         try:
             random.seed(place)
-            for _ in range(60):
+            for _ in range(calls):
                 try:
                     random.choice(CALLS)()
                 except MissingDatasetError:
@@ -537,8 +537,9 @@ check(construct())
 """
 
 
-def test_processes_that_do_everything_at_once(in_a_fork, rows, tmp_path):
-    in_a_fork(EVERYTHING, folder=str(tmp_path))
+@pytest.mark.parametrize("calls", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_processes_that_do_everything_at_once(in_a_fork, rows, tmp_path, calls):
+    in_a_fork(EVERYTHING, folder=str(tmp_path), calls=calls)
     assert {*os.listdir(tmp_path / "root")} <= {".toy.sha256.json", "toy", "toy_split"}
 
 

@@ -183,7 +183,8 @@ def wanted(sampler, model, state):
 
 
 LAWS = [(sampler, "overwritten", ()) for sampler in SLICING if "without" not in sampler]
-LAWS += [(sampler, history, ()) for sampler in ("slices", "slices by priority") for history in ("part filled", "full")]
+LAWS += [("slices", "part filled", ()), ("slices by priority", "full", ())]
+LAWS += [slow("slices", "full", ()), slow("slices by priority", "part filled", ())]
 LAWS += [slow(sampler, "overwritten", (2,)) for sampler in SLICING if "without" not in sampler]
 
 

@@ -2,8 +2,7 @@
 
 import os
 import resource
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from interop import LazyMemmapStorage, Report, TensorDictReplayBuffer, seal, ver
 from interop.shared.folder_description import STATE, SUMS
 from tests.interop.looking.places import a_checkpoint, a_folder, a_list, an_ensemble, sparse, steps
 
-ROOT = Path(__file__).parents[3]
 MADE = {"checkpoint": a_checkpoint, "list": a_list, "ensemble": an_ensemble, "rows": a_folder}
 
 
@@ -102,21 +100,26 @@ def test_checksums_of_rows_are_outdated_by_the_next_owner_and_written_at_close(t
     assert not list(path.iterdir())
 
 
-def test_a_killed_writer_leaves_no_wrong_checksums(tmp_path: Path) -> None:
-    code = f"""
+KILLED = """
 import os, torch
 from interop import LazyMemmapStorage
-for run in range(2):
-    storage = LazyMemmapStorage.open({str(tmp_path / "rows")!r})
-    storage.set(range(2), torch.full((2, 3), 7.0))
-    if not run:
-        storage.close()
-os.kill(os.getpid(), 9)
+
+if (child := os.fork()) == 0:
+    for run in range(2):
+        storage = LazyMemmapStorage.open(path)
+        storage.set(range(2), torch.full((2, 3), 7.0))
+        if not run:
+            storage.close()
+    os.kill(os.getpid(), 9)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
 """
+
+
+def test_a_killed_writer_leaves_no_wrong_checksums(in_a_fork: Callable[..., str], tmp_path: Path) -> None:
     storage = LazyMemmapStorage(4, scratch_dir=tmp_path / "rows", checksums=True)
     storage.set(range(4), torch.ones(4, 3))
     storage.close()
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -9
+    in_a_fork(KILLED, path=str(tmp_path / "rows"))
     report = verify(tmp_path / "rows")
     assert report.ok and "has not closed it" in report.notes[0]
     seal(tmp_path / "rows")
