@@ -15,6 +15,7 @@ from fbuf import checks
 from fbuf.buffer import Buffer, BufferState
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Chances, Draw, Reason, Slices
+from fbuf.shown import Shown
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +31,7 @@ class MixtureDraw(Draw):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class Mixture(Shown):
     """Several buffers that are written one by one and sampled together, such as demonstrations and new experience.
 
     Args:

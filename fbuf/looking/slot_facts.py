@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fbuf.looking.page_tables import Section, html_page
+from fbuf.page_tables import Section, html_page
 from fbuf.samplers import Reason
 
 

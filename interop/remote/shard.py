@@ -28,6 +28,7 @@ READS = frozenset(
         "save",
         "state_dict",
         "stats",
+        "describe",
         "batch_size",
         "dim_extend",
         "write_count",

@@ -1,6 +1,6 @@
 """Uniform draws of items, each of which is drawn a limited number of times."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -102,10 +102,9 @@ class ConsumingSampler(Sampler):
         if expands:
             raise ValueError("sample_unit and consuming exclude each other: rows of an episode do not stay together")
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(max_sample_count={self.max_sample_count}, sampleable={self._library_values.live})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "max_sample_count", self.max_sample_count
+        yield "sampleable", self._library_values.live
 
 
 def consuming(sampler: Any, count: Any) -> Any:

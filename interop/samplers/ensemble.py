@@ -1,6 +1,6 @@
 """The samplers of several buffers, drawn from together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
@@ -166,6 +166,11 @@ class SamplerEnsemble(Sampler):
 
     def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of samplers is not reset as a whole: empty the members")
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "p", None if self.p is None else [round(each, 4) for each in self.p.tolist()]
+        yield "num_buffer_sampled", self.num_buffer_sampled
+        yield from ((str(place), sampler) for place, sampler in enumerate(self.members))
 
     def __repr__(self) -> str:
         body = f"samplers=({', '.join(map(repr, self.members))})"

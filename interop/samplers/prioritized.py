@@ -1,5 +1,6 @@
 """Items get a priority when they are written, and are drawn in proportion to it (arXiv:1511.05952)."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -157,7 +158,5 @@ class PrioritizedSampler(DrawingSampler):
         with Entries.of(tree, self) as entries:
             return self._library_values.with_state(entries, options)
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, reduction={self.reduction})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from ((name, getattr(self, name)) for name in ("alpha", "beta", "eps", "reduction"))

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from abc import ABC
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -130,6 +131,10 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for other parts of a buffer with which this sampler cannot work."""
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """Its settings by name, for text and tables: see `fbuf.shown`."""
+        return iter(())
 
     # ------------------------------------------------------------------ writes and priorities
 

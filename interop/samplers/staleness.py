@@ -1,6 +1,6 @@
 """Items by how old the policy is that made them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -85,8 +85,7 @@ class StalenessAwareSampler(DrawingSampler):
 
             return put
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(consumer_version={self.consumer_version}, max_staleness={self.max_staleness}, "
-            f"version_key={self.version_key!r})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "consumer_version", self.consumer_version
+        yield "max_staleness", self.max_staleness
+        yield "version_key", repr(self.version_key)

@@ -66,9 +66,6 @@ class RandomSampler(DrawingSampler):
     def __init__(self) -> None:
         """It has no arguments."""
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 def place_of(storage: Storage) -> torch.device:
     """The device on which draws for a storage are wanted."""
