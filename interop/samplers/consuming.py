@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fbuf.samplers import Chances
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions
 from interop.data.arguments import class_of, whole
 from interop.samplers.draws import Draws
@@ -24,6 +25,9 @@ class ConsumingDraws(Draws):
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         return torch.from_numpy(self._uses.draw(storage, batch_size, key)), {}
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        return Chances.in_epoch(len(storage), self._uses.drawable(storage), shuffle=True)
 
     @property
     def undoable(self) -> Undoable | None:

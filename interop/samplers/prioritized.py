@@ -107,14 +107,6 @@ class PrioritizedSampler(DrawingSampler):
         """The priority of the next new item."""
         return self._library_values.default
 
-    def raise_default_priority(self, priority: float) -> None:
-        """Give new items at least this priority. Never lowers the priority of new items.
-
-        No effect with `max_priority_within_buffer`: new items then get the highest priority of the stored ones. ValueError
-        for a priority that `update_priority` refuses.
-        """
-        self._library_values.raise_default(priority)
-
     @property
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, before eps and alpha."""

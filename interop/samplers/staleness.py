@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fbuf.samplers import Chances
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, a_key, key_of
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.parameter import Parameter
@@ -57,6 +58,10 @@ class StalenessAwareSampler(DrawingSampler):
     def weighed(self, staleness: np.ndarray, noun: str = "items") -> Weighed:
         """The weights of items or groups of this staleness, [n > 0]. RuntimeError where none can be drawn."""
         return self._library_draws.weighed(staleness, noun)
+
+    def law_of(self, staleness: np.ndarray) -> Chances:
+        """The law of the first one that is drawn of items or groups of this staleness, [n]."""
+        return self._library_draws.law_of(staleness)
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Compute the weights anew at the next draw."""

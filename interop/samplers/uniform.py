@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf.samplers import Chances
 from interop.data import bridge, randomness
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
@@ -53,6 +54,9 @@ class UniformDraws(SlotDraws):
             at, _, _, leaves = compiled.draw(self.rule, _STATELESS, batch_size, [], words, lanes, items)
         [slots, *found] = bridge.crossing(place).take([at, *leaves])
         return slots.to(torch.int64), found
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        return self.rule.chances((), len(storage))
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents:
         return ShardContents(len(storage), float(len(storage)))
