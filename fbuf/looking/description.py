@@ -91,7 +91,8 @@ class Description:
         return found
 
     def _of_columns(self) -> Section:
-        header = ("key", "dtype", "shape", "size", "device", "smallest", "mean", "largest", "NaN", "infinite")
+        header: tuple[str, ...] = ("key", "dtype", "shape", "size", "device", "smallest", "mean", "largest")
+        header = (*header, "NaN", "infinite")
         rows: list[tuple[Cell, ...]] = [
             (
                 *(each.key, each.dtype if each.measured == "values" else f"{each.dtype}, in {each.measured}"),
@@ -144,5 +145,5 @@ def _flat(tree: Mapping[str, object], above: str) -> Iterator[tuple[str, int | f
         path = above + name.replace(" ", "_")
         if isinstance(value, Mapping):
             yield from _flat(value, path + "/")
-        elif isinstance(value, int | float):
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             yield path, value

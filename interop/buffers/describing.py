@@ -1,7 +1,7 @@
 """Descriptions of buffers: what a buffer holds, and what can be drawn from it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from tensordict.utils import NestedKey
@@ -22,7 +22,7 @@ class HasSums(Protocol):
 
     @property
     def ends(self) -> np.ndarray: ...
-    def sums(self, key: Any) -> np.ndarray: ...
+    def sums(self, key: NestedKey) -> np.ndarray: ...
 
 
 def described(
@@ -46,13 +46,17 @@ def described(
     held = storage.contents.compressed_bytes
     if held is not None:
         facts["compressed bytes"] = held
-    episodes = None
+    episodes = draws = None
     try:
         episodes = _episodes(find_episodes(), storage, reward)
     except (RuntimeError, TypeError) as error:
         if reward is not None:
             raise
         facts["episodes"] = f"not known: {error}"
+    try:
+        draws = SamplingSummary.of(sampler.draws.chances(storage, batch_size))
+    except (KeyError, RuntimeError, TypeError) as error:  # items lack an entry that the sampler needs
+        facts["draws"] = f"not known: {error}"
     ages = None
     if writer.keeps_order and not isinstance(sampler, ConsumingSampler):
         ages = Quantiles.of((storage.ring.cursor - 1 - np.arange(filled)) % max(filled, 1))
@@ -64,7 +68,7 @@ def described(
         episodes=episodes,
         ages=ages,
         priorities=None if given is None else Quantiles.of(given),
-        draws=SamplingSummary.of(sampler.draws.chances(storage, batch_size)),
+        draws=draws,
     )
 
 

@@ -329,10 +329,8 @@ class ReplayBufferEnsemble(Sampled):
         for member, part in zip(self.members, parts, strict=True):
             found = member.describe(rows, reward=reward)
             members.append(dataclasses.replace(found, facts={"part of a large batch": part, **found.facts}))
-        facts: dict[str, int | float | str] = {
-            "members": len(members),
-            "items stored": sum(len(m.storage) for m in self.members),
-        }
+        stored = sum(len(member.storage) for member in self.members)
+        facts: dict[str, int | float | str] = {"members": len(members), "items stored": stored}
         facts["sampler"] = type(self._sampler).__name__
         return Description(type(self).__name__, facts, members=tuple(members))
 

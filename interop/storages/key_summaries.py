@@ -3,12 +3,13 @@
 The caller holds the lock of the storage. Nothing is written.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, is_non_tensor, is_tensor_collection
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.looking import BLOCK, ColumnSummary, Total, evenly
@@ -63,12 +64,11 @@ def _of_entry(
     dtype = (" or ".join(kinds) or "text") if is_text else str(spec.dtype if varied is None else varied.dtype)
     shape = spec.shape if varied is None else spec.shape[:-1] if is_text else (-1, *varied.shape)
     bytes_ = _bytes_of(storage, spec, varied, column)
-    measured = "characters" if is_text and set(kinds) <= {"text"} else "values"
     place = str(column.device if column is not None else getattr(storage, "device", "cpu"))
     return total.summary(
         *(name, dtype.removeprefix("torch."), tuple(shape), bytes_, place, int(numbers.size)),
         storage.contents.filled_rows,
-        measured,
+        "values" if varied is None else _measured(kinds),
     )
 
 
@@ -113,8 +113,10 @@ def _bytes_of(storage: Storage, spec: LeafSpec, varied: Varied | None, column: T
     return sum(known) if known and alone else None
 
 
-def _key(path: KeyPath) -> Any:
-    return path[0] if len(path) == 1 else path
+def _key(path: KeyPath) -> NestedKey:
+    key: Any = path[0] if len(path) == 1 else path  # of a pytree a number, too
+    found: NestedKey = key
+    return found
 
 
 # ------------------------------------------------------------------ items that may differ
@@ -159,15 +161,16 @@ def _of_items(storage: Storage, numbers: np.ndarray) -> list[ColumnSummary]:
             *(".".join(map(str, path)) or "item", " or ".join(each.kinds), each.shape),
             *(each.bytes if is_stored else None, ", ".join(each.devices), int(numbers.size)),
             storage.contents.filled_rows,
-            "characters" if set(each.kinds) == {"text"} else "values",
+            _measured(each.kinds),
             slots.size - each.items,
         )
         for path, each in entries.items()
     ]
 
 
-def leaves_of(item: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def leaves_of(found: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """The leaves of any item by path: of tensordicts, dicts, and of tuples and lists that hold tensors."""
+    item: Any = found
     if is_non_tensor(item):
         yield above, item.tolist() if isinstance(item, NonTensorStack) else item.data
     elif isinstance(item, LazyStackedTensorDict):  # whose entries may differ
@@ -186,8 +189,9 @@ def leaves_of(item: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 # ------------------------------------------------------------------ values
 
 
-def _add(value: Any, total: Total, kinds: dict[str, None]) -> int:
+def _add(found: object, total: Total, kinds: dict[str, None]) -> int:
     """Count the values of one item or of a block of them, and note their dtype. Returns their bytes."""
+    value: Any = found
     if is_non_tensor(value):
         value = value.tolist() if isinstance(value, NonTensorStack) or value.batch_size else value.data
     if isinstance(value, str | bytes):
@@ -208,6 +212,13 @@ def _add(value: Any, total: Total, kinds: dict[str, None]) -> int:
         return 0
     total.add(_as_numbers(dense))
     return dense.numel() * dense.element_size()
+
+
+def _measured(kinds: Collection[str]) -> str:
+    """What the numbers of values of these dtypes are of."""
+    if "text" not in kinds:
+        return "values"
+    return "characters" if len(kinds) == 1 else "characters and values"
 
 
 def _as_tensor(value: object) -> Tensor | None:
