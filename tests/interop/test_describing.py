@@ -134,7 +134,7 @@ def check_draws(history: History, found: Description) -> None:
     if history.cell.sampler in PRIORITIZED:
         assert given == Quantiles.of(buffer.sampler.priorities.numpy())
         chances = law.probability[law.probability > 0]
-        assert draws.effective == pytest.approx(chances.sum() ** 2 / (chances**2).sum())
+        assert draws.effective == (pytest.approx(chances.sum() ** 2 / (chances**2).sum()) if chances.size else None)
     else:
         assert given is None
 
@@ -312,7 +312,7 @@ def test_a_class_of_the_user_shows_its_facts() -> None:
 
 @LIMITED
 def test_some_rows_of_a_large_map_are_looked_at_in_bounded_memory(tmp_path: Path) -> None:
-    rows, width = 1 << 18, 1 << 14  # 16 GiB of uint8 and 16 MiB of rewards, in sparse files
+    rows, width = 1 << 16, 1 << 18  # 16 GiB of pixels, in a sparse file
     files = {"pixels": (rows * width, torch.uint8), "reward": (rows, torch.float32)}
     data = {}
     for name, (size, dtype) in files.items():
@@ -323,6 +323,6 @@ def test_some_rows_of_a_large_map_are_looked_at_in_bounded_memory(tmp_path: Path
     rb = ReplayBuffer(storage=TensorStorage(TensorDict(data, [rows])))
     rb.describe(rows=10)  # what is made once
     with bounded(100 << 20):
-        found = rb.describe(rows=500)
+        found = rb.describe(rows=100)
     pixels = next(column for column in found.columns if column.key == "pixels")
-    assert (pixels.bytes, pixels.looked_at, pixels.largest) == (16 << 30 >> 2, 500, 0)
+    assert (pixels.bytes, pixels.looked_at, pixels.largest) == (16 << 30, 100, 0)
