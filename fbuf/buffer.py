@@ -20,6 +20,7 @@ from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
 from fbuf.samplers.chances import Chances, says_its_chances
 from fbuf.samplers.slices import Written
 from fbuf.short_text import ShortText, numbers
+from fbuf.shown import Shown
 from fbuf.timeline import TrajectoryTimeline
 from fbuf.trajectories import Trajectories, TrajectoryPlace, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
@@ -56,7 +57,7 @@ class BufferState(ShortText):
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Buffer:
+class Buffer(Shown):
     """A ring of `capacity` rows. Every method is a pure function of its state, for use inside `jax.jit`.
 
     Args:

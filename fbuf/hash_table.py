@@ -14,6 +14,7 @@ from fbuf import checks, storage
 from fbuf.keywords import checked
 from fbuf.row_words import packed
 from fbuf.short_text import ShortText
+from fbuf.shown import Shown
 
 _EMPTY = np.iinfo(np.int32).max
 _LARGEST = 2**29  # keys: places are int32, and a batch is numbered behind the capacity
@@ -42,7 +43,7 @@ class HashTableState(ShortText):
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class HashTable:
+class HashTable(Shown):
     """A map of at most `capacity` keys to items. Every method is a pure function of its state, for use inside `jax.jit`.
 
     Keys and items are pytrees of arrays; a batch has one more leading dim. Keys are compared in full and by their bits: -0.0

@@ -16,6 +16,7 @@ from fbuf.buffer import Buffer, BufferState
 from fbuf.keywords import checked
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Chances, Draw, Reason, Slices
+from fbuf.shown import Shown
 
 
 @jax.tree_util.register_dataclass
@@ -32,7 +33,7 @@ class MixtureDraw(Draw):
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class Mixture(Shown):
     """Several buffers that are written one by one and sampled together, such as demonstrations and new experience.
 
     Args:

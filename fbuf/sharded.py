@@ -21,6 +21,7 @@ from fbuf.samplers import Draw, Fifo, Prioritized, Slices, Uniform
 from fbuf.samplers.prioritized import chance, placed_masses
 from fbuf.samplers.protocol import equal_chances
 from fbuf.samplers.uniform import below
+from fbuf.shown import Shown
 
 # A draw of the whole batch, its slots counted on this device, and which rows are from this device.
 _Found = tuple[Draw, Bool[Array, " batch"]]
@@ -28,7 +29,7 @@ _Found = tuple[Draw, Bool[Array, " batch"]]
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Sharded:
+class Sharded(Shown):
     """A buffer in equal parts on the devices of a mesh axis. For use inside `jax.shard_map`; see `over`.
 
     Args:

@@ -5,9 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 
+from fbuf.shown import Shown
 
-class ShortText:
-    """The base class of dataclasses of arrays, which print as shapes and dtypes. It waits for no array."""
+
+class ShortText(Shown):
+    """The base class of dataclasses of arrays, which print and show as shapes and dtypes. It waits for no array."""
 
     def __repr__(self) -> str:
         fields = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ PAGES = {
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
-    "docs/looking.md": 6,
+    "docs/looking.md": 9,
     "docs/scale.md": 3,
     "docs/view.md": 1,
     "docs/operating.md": 4,
@@ -23,13 +23,16 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_code_runs(page: str) -> None:
+def test_code_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     text, names = (ROOT / page).read_text(), dict[str, Any](__name__="page")
     blocks = list(re.finditer(r"```python\n(.*?)```", text, re.DOTALL))
     assert len(blocks) == PAGES[page]
     for each in blocks:
         lines_before = "\n" * text[: each.start(1)].count("\n")  # so that errors name the line of the page
         exec(compile(lines_before + each[1], page, "exec"), names)
+    printed = capsys.readouterr().out
+    for shown in re.findall(r"\nprints\n\n```\n(.*?)```", text, re.DOTALL):
+        assert shown in printed
     if page == "README.md":
         assert names["items"]["obs"].shape == (16, 120, 4)
         assert (names["slices"]["episode"] == names["slices"]["episode"][:, :1]).all()

@@ -7,7 +7,8 @@ import numpy as np
 
 from fbuf.keywords import checked
 
-_BLOCK = 1 << 24  # bytes of rows that are in memory at once
+BLOCK = 1 << 24
+"""Bytes of rows that are in memory at once."""
 
 
 @checked
@@ -17,8 +18,8 @@ class ColumnSummary:
 
     Attributes:
         key: its path in an item, as text.
-        dtype: of its values.
-        shape: of the leaf in one item.
+        dtype: of its values; "text", or the class of other objects. Of items that differ "float32 or int64".
+        shape: of the leaf in one item, -1 for a dim in which items differ; None if they differ in the number of dims.
         bytes: that are allocated for it, for all rows of the capacity; None if not known.
         device: where these are.
         smallest: the smallest finite value; of bools 0 or 1; None if there is none, or if values are not real numbers.
@@ -28,11 +29,13 @@ class ColumnSummary:
         infinite: how many values are infinite.
         looked_at: how many rows were looked at: all, or evenly spaced ones.
         rows: how many rows are stored.
+        measured: what the numbers are of: "values", or of text "characters".
+        missing: in how many of the items that were looked at there is no such leaf.
     """
 
     key: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     bytes: int | None
     device: str
     smallest: int | float | None
@@ -42,10 +45,12 @@ class ColumnSummary:
     infinite: int
     looked_at: int
     rows: int
+    measured: str = "values"
+    missing: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """The fields as plain values."""
-        return {**dataclasses.asdict(self), "shape": list(self.shape)}
+        return {**dataclasses.asdict(self), "shape": None if self.shape is None else list(self.shape)}
 
 
 @checked
@@ -94,27 +99,14 @@ def summarize(
         device: of the memory.
     """
     row_bytes = max(int(np.prod(shape, dtype=np.int64)) * per_row * np.dtype(dtype).itemsize, 1)
-    step = max(_BLOCK // row_bytes, 1)
-    total = _Total()
+    step = max(BLOCK // row_bytes, 1)
+    total = Total()
     for first in range(0, numbers.size, step):
         total.add(read(numbers[first : first + step]))
-    return ColumnSummary(
-        key=key,
-        dtype=str(np.dtype(dtype)),
-        shape=tuple(shape),
-        bytes=bytes,
-        device=device,
-        smallest=total.smallest,
-        mean=float(total.sum / total.finite) if total.smallest is not None else None,
-        largest=total.largest,
-        nans=total.nans,
-        infinite=total.infinite,
-        looked_at=int(numbers.size),
-        rows=stored,
-    )
+    return total.summary(key, str(np.dtype(dtype)), tuple(shape), bytes, device, int(numbers.size), stored)
 
 
-class _Total:
+class Total:
     """Smallest, largest and sum of the finite values so far, and how many are not."""
 
     def __init__(self) -> None:
@@ -123,6 +115,7 @@ class _Total:
         self.sum, self.finite, self.nans, self.infinite = 0.0, 0, 0, 0
 
     def add(self, block: np.ndarray) -> None:
+        """Count values. Of other dtypes than real and complex numbers nothing is known."""
         if block.dtype.kind == "V" and block.dtype.fields is None:
             block = block.astype(np.float32)  # bfloat16 and others that NumPy has no reductions for
         if block.dtype.kind == "c":
@@ -143,3 +136,20 @@ class _Total:
         self.smallest = low if self.smallest is None else min(self.smallest, low)
         self.largest = high if self.largest is None else max(self.largest, high)
         self.sum, self.finite = self.sum + float(block.sum(dtype=np.float64)), self.finite + block.size
+
+    def summary(
+        self,
+        key: str,
+        dtype: str,
+        shape: tuple[int, ...] | None,
+        bytes: int | None,
+        device: str,
+        looked_at: int,
+        rows: int,
+        measured: str = "values",
+        missing: int = 0,
+    ) -> ColumnSummary:
+        """The summary of a leaf with these values. The arguments are as in `ColumnSummary`."""
+        mean = float(self.sum / self.finite) if self.smallest is not None else None
+        numbers = (self.smallest, mean, self.largest, self.nans, self.infinite)
+        return ColumnSummary(key, dtype, shape, bytes, device, *numbers, looked_at, rows, measured, missing)

@@ -1,16 +1,17 @@
 """A buffer in numbers: prints as tables, shows as HTML in a notebook, and gives plain values."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fbuf.keywords import checked
 from fbuf.looking.column_summary import ColumnSummary
 from fbuf.looking.episode_summary import EpisodeSummary
-from fbuf.looking.page_tables import Cell, Section, html_page, text_page
 from fbuf.looking.quantiles import Quantiles
 from fbuf.looking.sampling_summary import SamplingSummary
 from fbuf.memory_plan import size_text
+from fbuf.page_tables import Cell, Section, html_page, text_page
 
+_IN_LOGS = ("smallest", "mean", "largest", "nans", "infinite")  # of each key
 _QUANTILES = ("", "least", "25 %", "median", "75 %", "most")
 
 
@@ -52,6 +53,20 @@ class Description:
             "members": [member.to_dict() for member in self.members],
         }
 
+    def numbers(self) -> dict[str, int | float]:
+        """The numbers by flat names, for logs, such as "keys/next.reward/mean", "episodes/lengths/50" and "draws/drawable".
+
+        Quantiles are named by percent. A number that is not known is left out.
+        """
+        tree: dict[str, object] = {**self.facts, **self.to_dict()}
+        for name in ("title", "facts", "columns", "members"):
+            del tree[name]
+        tree["keys"] = {each.key: {name: getattr(each, name) for name in _IN_LOGS} for each in self.columns}
+        if self.columns:
+            tree["rows_looked_at"] = self.columns[0].looked_at
+        tree["members"] = {str(place): member.numbers() for place, member in enumerate(self.members)}
+        return dict(_flat(tree, ""))
+
     def sections(self) -> list[Section]:
         """The tables of the page."""
         found = [Section("", (), tuple(self.facts.items()))]
@@ -78,22 +93,29 @@ class Description:
         return found
 
     def _of_columns(self) -> Section:
-        header = ("key", "dtype", "shape", "size", "device", "smallest", "mean", "largest", "NaN", "infinite")
-        rows = tuple(
+        header: tuple[str, ...] = ("key", "dtype", "shape", "size", "device", "smallest", "mean", "largest")
+        header = (*header, "NaN", "infinite")
+        rows: list[tuple[Cell, ...]] = [
             (
-                *(each.key, each.dtype, str(list(each.shape)), size_text(each.bytes), each.device),
+                *(each.key, each.dtype if each.measured == "values" else f"{each.dtype}, in {each.measured}"),
+                *("varies" if each.shape is None else str(list(each.shape)), size_text(each.bytes), each.device),
                 *(each.smallest, each.mean, each.largest, each.nans, each.infinite),
             )
             for each in self.columns
-        )
+        ]
+        if any(each.missing for each in self.columns):
+            header = (*header, "missing")
+            rows = [(*row, each.missing) for row, each in zip(rows, self.columns, strict=True)]
         looked_at, stored = self.columns[0].looked_at, self.columns[0].rows
         some = f"all {stored} rows" if looked_at == stored else f"{looked_at} evenly spaced rows of {stored}"
-        return Section("items", header, rows, f"over {some}")
+        return Section("items", header, tuple(rows), f"over {some}")
 
     @staticmethod
     def _of_ends(episodes: EpisodeSummary) -> Section:
         ends = {name: count for name, count in episodes.ends.items() if count}
-        rows = (("episodes", episodes.count), *ends.items(), ("begun with overwritten rows", episodes.begun_before))
+        rows: list[tuple[Cell, ...]] = [("episodes", episodes.count), *ends.items()]
+        if episodes.begun_before is not None:
+            rows.append(("begun with overwritten rows", episodes.begun_before))
         return Section("episodes, and how they end", (), tuple(rows))
 
     @staticmethod
@@ -117,3 +139,13 @@ class Description:
 
     def _repr_html_(self) -> str:
         return html_page(self.title, self.sections())
+
+
+def _flat(tree: Mapping[str, object], above: str) -> Iterator[tuple[str, int | float]]:
+    """The numbers in a tree of dicts by path."""
+    for name, value in tree.items():
+        path = above + name.replace(" ", "_")
+        if isinstance(value, Mapping):
+            yield from _flat(value, path + "/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, value

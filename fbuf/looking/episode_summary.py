@@ -8,7 +8,7 @@ import numpy as np
 from fbuf.keywords import checked
 from fbuf.looking.quantiles import Quantiles
 
-ENDS = ("terminated", "truncated", "followed", "cursor", "open")
+ENDS = ("terminated", "truncated", "done", "followed", "cursor", "cut", "padding", "open")
 
 
 @checked
@@ -21,9 +21,10 @@ class EpisodeSummary:
         lengths: quantiles of the numbers of their stored rows; None without trajectories.
         returns: quantiles of the sums of their stored rewards; None without a reward.
         reward: the key of the reward, as text; None if no leaf is known to be one.
-        ends: how many end in each way: "terminated"; "truncated"; "followed" by another trajectory without a marker of the
-            end; at the "cursor", where newer rows overwrote the rest; or still "open".
-        begun_before: how many began with rows that are overwritten.
+        ends: how many end in each way: "terminated"; "truncated"; "done", by a marker that does not say which; "followed" by
+            another trajectory without a marker of the end; at the "cursor", where newer rows overwrote the rest; "cut", by
+            either; or still "open". "padding" is none, but a run of rows that a mask says are padding.
+        begun_before: how many began with rows that are overwritten; None if that is not known.
     """
 
     count: int
@@ -31,7 +32,7 @@ class EpisodeSummary:
     returns: Quantiles | None
     reward: str | None
     ends: Mapping[str, int]
-    begun_before: int
+    begun_before: int | None
 
     @classmethod
     def of(
@@ -39,7 +40,7 @@ class EpisodeSummary:
         lengths: np.ndarray,
         ends: Mapping[str, int],
         *,
-        begun_before: int = 0,
+        begun_before: int | None = 0,
         returns: np.ndarray | None = None,
         reward: str | None = None,
     ) -> "EpisodeSummary":

@@ -15,7 +15,7 @@ class SamplingSummary:
     """The law of the next draw in a few numbers.
 
     Attributes:
-        unit: what one draw is: "item" or "slice".
+        unit: what one draw is: "item", "slice" or "group".
         known: whether the sampler says how often it draws an item; if not, what depends on it is None.
         stored: how many items are stored.
         drawable: how many of them can be drawn, now or later in the epoch.
@@ -46,7 +46,7 @@ class SamplingSummary:
             top = -(-stored // 100)
             top_share = float(np.partition(law.probability, -top)[-top:].sum()) / total
         return cls(
-            unit="item" if law.starts is None else "slice",
+            unit=law.unit,
             known=law.known,
             stored=stored,
             drawable=int(law.drawable.sum()) if law.known else None,

@@ -3,7 +3,7 @@
 import dataclasses
 
 from fbuf.keywords import checked
-from fbuf.looking.page_tables import Section, html_page
+from fbuf.page_tables import Section, html_page
 from fbuf.samplers import Reason
 
 

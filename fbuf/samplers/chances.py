@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,6 +22,9 @@ class Reason(enum.IntEnum):
     LOST = 7
     WAITING = 8
     UNKNOWN = 9
+    ZERO_WEIGHT = 10
+    INCOMPLETE = 11
+    BLOCKED = 12
 
     @property
     def words(self) -> str:
@@ -44,19 +48,23 @@ _WORDS = {
     Reason.LOST: "the frames of its observations are not all stored",
     Reason.WAITING: "items come in a fixed order, and others come before it",
     Reason.UNKNOWN: "the sampler does not say how often it draws an item",
+    Reason.ZERO_WEIGHT: "the weight of its staleness is zero",
+    Reason.INCOMPLETE: "not all rows of its group are stored",
+    Reason.BLOCKED: "another member that may be drawn from has no items, so that no batch can be drawn",
 }
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Chances:
-    """The law of the next draw. A draw is one item, or with `Slices` one slice.
+    """The law of the next draw. A draw is one item, one slice of a sampler of slices, or one group of a sampler of groups.
 
     Attributes:
-        probability: float64 [slots], that the draw contains the slot; with `Slices` as a row whose mask is True, rows of
+        probability: float64 [slots], that the draw contains the slot; of a slice as a row whose mask is True, rows of
             burn-in included. None if the sampler does not say.
         reason: uint8 [slots], a `Reason` for each slot; `Reason.NONE` exactly where the probability is above 0.
-        starts: float64 [slots], the probability that the slice starts at the slot; None if not of `Slices`.
+        starts: float64 [slots], the probability that the slice starts at the slot; None if not of slices.
+        of_groups: whether a draw is one group.
 
     The sum of `probability` is the expected number of rows of a draw: 1 for single items, if there are any.
     """
@@ -64,6 +72,7 @@ class Chances:
     probability: np.ndarray | None
     reason: np.ndarray
     starts: np.ndarray | None = None
+    of_groups: bool = False
 
     @classmethod
     def unknown(cls, size: int) -> "Chances":
@@ -77,6 +86,22 @@ class Chances:
         probability = mass.astype(np.float64) / (total if total > 0 else 1)
         reason = np.where(probability > 0, np.uint8(Reason.NONE), np.asarray(otherwise, np.uint8))
         return cls(probability, reason)
+
+    @classmethod
+    def in_epoch(cls, size: int, left: np.ndarray, shuffle: bool) -> "Chances":
+        """Chances of `size` places, of which the epoch still has to return `left`, int64 [n]: alike, or in this order."""
+        mass, reason = np.zeros(size), np.full(size, Reason.CONSUMED, np.uint8)
+        if shuffle:
+            mass[left] = 1
+        else:
+            reason[left] = Reason.WAITING
+            mass[left[:1]] = 1
+        return cls.of(mass, reason)
+
+    @property
+    def unit(self) -> str:
+        """What one draw is: "item", "slice" or "group"."""
+        return "slice" if self.starts is not None else "group" if self.of_groups else "item"
 
     @property
     def known(self) -> bool:
@@ -97,13 +122,45 @@ class Chances:
             return None if values is None else np.concatenate([values, np.zeros(more)])
 
         reason = np.concatenate([self.reason, np.full(more, Reason.NOT_WRITTEN, np.uint8)])
-        return Chances(padded(self.probability), reason, padded(self.starts))
+        return dataclasses.replace(
+            self, probability=padded(self.probability), reason=reason, starts=padded(self.starts)
+        )
 
     def without(self, lost: np.ndarray) -> "Chances":
         """Chances after the `lost` slots, bool [slots], were made invalid."""
         probability = None if self.probability is None else np.where(lost, 0.0, self.probability)
         reason = np.where(lost & (self.reason == Reason.NONE), np.uint8(Reason.LOST), self.reason)
         return dataclasses.replace(self, probability=probability, reason=reason)
+
+    def scaled(self, part: float, otherwise: Reason) -> "Chances":
+        """Chances of a member that has this part of all draws; `otherwise` is the reason if it has none."""
+        if part > 0:
+            return dataclasses.replace(
+                self,
+                probability=None if self.probability is None else self.probability * part,
+                starts=None if self.starts is None else self.starts * part,
+            )
+        reason = np.where(self.drawable | (self.reason == Reason.UNKNOWN), np.uint8(otherwise), self.reason)
+        zeros = np.zeros(self.reason.size)
+        return dataclasses.replace(
+            self, probability=zeros, reason=reason, starts=None if self.starts is None else zeros
+        )
+
+    @classmethod
+    def joined(cls, laws: Sequence["Chances"]) -> "Chances":
+        """Chances over the slots of several members, one after the other; not known if that of a member is not.
+
+        `starts` are None unless all are of slices, and it is `of_groups` if all are.
+        """
+        probability = starts = None
+        if all(law.probability is not None for law in laws):
+            probability = np.concatenate([law.probability for law in laws if law.probability is not None])
+        if all(law.starts is not None for law in laws):
+            starts = np.concatenate([law.starts for law in laws if law.starts is not None])
+        reason = np.concatenate([law.reason for law in laws])
+        if probability is None:
+            reason[reason == Reason.NONE] = Reason.UNKNOWN
+        return cls(probability, reason, starts, all(law.of_groups for law in laws))
 
 
 def says_its_chances(rule: object) -> bool:

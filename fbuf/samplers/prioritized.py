@@ -236,10 +236,8 @@ class Prioritized(Sampler):
 
     def chances(self, state: PrioritizedState, size: int) -> Chances:
         """In proportion to the weights in the tree, summed in float64; the sums of the tree round. O(size)."""
-        reason = np.full(size, Reason.ZERO_PRIORITY, np.uint8)
-        if state.excluded is not None:
-            reason[np.asarray(state.excluded)[:size]] = Reason.EXCLUDED
-        return Chances.of(np.asarray(state.tree.leaves)[:size].astype(np.float64), reason)
+        excluded = None if state.excluded is None else np.asarray(state.excluded)[:size]
+        return law_of_weights(np.asarray(state.tree.leaves)[:size], excluded)
 
     def priorities(self, state: PrioritizedState, size: int) -> np.ndarray:
         """Those of stored items. O(size)."""
@@ -381,6 +379,14 @@ def _chance_at(leaves: Array, shared: tuple[Array, Array], _k: Array, slot: Arra
 def chance(value: Array, total: Float[Array, ""]) -> Array:
     """The probability of weight `value`. It does not underflow, or importance weights relative to it would be zero."""
     return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
+
+
+def law_of_weights(weights: np.ndarray, excluded: np.ndarray | None) -> Chances:
+    """Chances in proportion to the weights of items, of which some may be excluded, bool [items]. O(items)."""
+    reason = np.full(weights.size, Reason.ZERO_PRIORITY, np.uint8)
+    if excluded is not None:
+        reason[excluded] = Reason.EXCLUDED
+    return Chances.of(weights.astype(np.float64), reason)
 
 
 _filled = jax.jit(priority_tree.fill)  # eagerly each of its operations would be a program

@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt32
 
 from fbuf.fusion import by_device, computed_once
 from fbuf.keywords import checked
-from fbuf.samplers.chances import Chances, Reason
+from fbuf.samplers.chances import Chances
 from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 from fbuf.samplers.uniform import below
 from fbuf.short_text import ShortText
@@ -123,14 +123,7 @@ class Shuffled(Sampler):
     def chances(self, state: ShuffledState, size: int) -> Chances:
         """The items that are left in the epoch alike, or of a new epoch all. O(size)."""
         order = self._order(state, size)
-        left = order[self._drawn(state, size) :]
-        mass, reason = np.zeros(size), np.full(size, Reason.CONSUMED, np.uint8)
-        if self.shuffle:
-            mass[left] = 1
-        else:
-            reason[left] = Reason.WAITING
-            mass[left[:1]] = 1
-        return Chances.of(mass, reason)
+        return Chances.in_epoch(size, order[self._drawn(state, size) :], self.shuffle)
 
     def _drawn(self, state: ShuffledState, size: int) -> int:
         """How many of `size` items the epoch of the next draw has returned: 0 if it begins with the draw."""

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from textwrap import indent
 from typing import Any, NoReturn, Self
@@ -12,9 +12,11 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
+from fbuf.looking import Description
 from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import check_fit
 from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
@@ -319,6 +321,19 @@ class ReplayBufferEnsemble(Sampled):
         for update in updates:
             update()
 
+    def describe(self, rows: int | None = None, *, reward: NestedKey | None = None) -> Description:
+        """What the members hold, and what each can draw: see `ReplayBuffer.describe`. Members are described one by one."""
+        p = self.sampler.p
+        parts = [1 / len(self.members)] * len(self.members) if p is None else p.tolist()
+        members = []
+        for member, part in zip(self.members, parts, strict=True):
+            found = member.describe(rows, reward=reward)
+            members.append(dataclasses.replace(found, facts={"part of a large batch": part, **found.facts}))
+        stored = sum(len(member.storage) for member in self.members)
+        facts: dict[str, int | float | str] = {"members": len(members), "items stored": stored}
+        facts["sampler"] = type(self._sampler).__name__
+        return Description(type(self).__name__, facts, members=tuple(members))
+
     @property
     def _ndims(self) -> list[int]:
         return [member.storage.ndim for member in self.members]
@@ -412,6 +427,11 @@ class ReplayBufferEnsemble(Sampled):
     def empty(self, empty_write_count: bool = True) -> NoReturn:
         """NotImplementedError: only members can be emptied."""
         raise NotImplementedError("an ensemble is not emptied as a whole: ensemble[i].empty()")
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from ((str(place), member) for place, member in enumerate(self.members))
+        yield from (("sampler", self.sampler), ("batch_size", self._batch_size))
+        yield from (("transform", self._transform), ("collate_fn", self._collate_fn))
 
     def __repr__(self) -> str:
         parts = f"storages={self.storage},\nsamplers={self.sampler},\nwriters={self.writer},"

@@ -9,6 +9,7 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from fbuf.shown import Shown
 from interop.buffers import collate
 from interop.data.arguments import class_of
 from interop.data.keys import as_key
@@ -50,7 +51,7 @@ class HasEpisodes(HasStorage, HasTransforms, Protocol):
 B = TypeVar("B", bound=HasEpisodes)
 
 
-class Episodes(Generic[B]):
+class Episodes(Shown, Generic[B]):
     """The stored episodes of a buffer at one moment, in the order of their ends; those still open come last.
 
     `len(episodes)` is their number, `episodes[i]` has the rows of one in the order of time, also where the ring goes around.
@@ -347,6 +348,9 @@ class Episodes(Generic[B]):
         open_ones = places >= 0
         open_ones[open_ones] = closings[places[open_ones]] == len(rows)
         return open_ones & (ages >= breaks.max(initial=0))
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from (("episodes", len(self)), ("rows", int(self.lengths.sum())))
 
     def __repr__(self) -> str:
         rows = int(self.lengths.sum())

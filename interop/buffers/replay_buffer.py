@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from textwrap import indent
 from typing import Any, Literal, Self, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import fbuf
 from fbuf.checkpoint import Writing
+from fbuf.looking import Description
 from fbuf.memory_plan import Plan
 from interop.buffers import checkpoints, collate, editing, resizing
 from interop.buffers.components import (
@@ -28,6 +30,7 @@ from interop.buffers.components import (
     shares_of,
 )
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
+from interop.buffers.describing import described
 from interop.buffers.episodes import Episodes, keys_of
 from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
@@ -187,7 +190,7 @@ class ReplayBuffer(Sampled):
         """
         self._check_fit(storage, sampler, writer)
         if self._workers_only_write:
-            renew_in_children(self)
+            renew_in_children(self, ReplayBuffer._stop_drawing)
         before = self.__dict__
         if before.get("_storage") is not storage or before.get("_sampler") is not sampler:
             if "_storage" in before:
@@ -222,7 +225,7 @@ class ReplayBuffer(Sampled):
         for component in (self._storage, self._sampler, self._writer):
             component.buffer_generator = self._rng
 
-    def renew(self) -> None:  # in a forked child
+    def _stop_drawing(self) -> None:  # in a forked child
         self._sampler = DrawnElsewhere()
         self._draws = self._sampler.draws
         self._deferring = None
@@ -280,11 +283,12 @@ class ReplayBuffer(Sampled):
         if value != self.dim_extend:
             raise RuntimeError(f"dim_extend is {self.dim_extend} and cannot be changed to {value}")
 
-    def stats(self) -> dict[str, int | float | bool]:
+    def stats(self, detail: bool = False) -> dict[str, int | float | bool]:
         """Plain numbers for logs. Does not make components of a delayed buffer.
 
         "size", "write_count", "prefetch_queue_size", "initialized", and if the storage is known "capacity" and
-        "utilization" (size / capacity).
+        "utilization" (size / capacity). With `detail` also those of `describe` by flat names, such as "keys/obs/mean",
+        "episodes/lengths/50" or "draws/effective": of keys over at most 1,000 evenly spaced rows.
         """
         storage = self._storage if self.initialized else self._known_storage
         numbers: dict[str, int | float | bool] = {
@@ -295,7 +299,33 @@ class ReplayBuffer(Sampled):
         }
         if storage is not None:
             numbers |= {"capacity": storage.max_size, "utilization": numbers["size"] / storage.max_size}
-        return numbers
+        return {**self.describe(rows=1000).numbers(), **numbers} if detail else numbers
+
+    def describe(self, rows: int | None = None, *, reward: NestedKey | None = None) -> Description:
+        """What the buffer holds and what can be drawn from it, in numbers. `print` it for tables; a notebook shows them.
+
+        By key dtype, shape, bytes, smallest, mean and largest value, and how many are not finite; episodes, ages and
+        priorities by quantiles; how many items the sampler can draw, how evenly, and why not the rest. Nothing is drawn, and
+        nothing changes. Transforms are not applied.
+
+        O(bytes of the rows that are looked at), with 16 MiB of them in memory, and O(items) for the rest, under the lock of
+        the buffer: give `rows` where the storage is large.
+
+        Args:
+            rows: how many rows to look at for the values of keys, evenly spaced; all by default.
+            reward: key of the reward, whose sums are the returns of episodes; ("next", "reward") or "reward" by default.
+
+        Raises: KeyError, TypeError or ValueError for a reward that is not one real number an item.
+        """
+        looked_at = None if rows is None else whole("rows", rows)
+        if not self.initialized:
+            return Description(type(self).__name__, {"initialized": "no: components are made at the first use"})
+        with locked(self):
+            settings = {"batch size": "of each call" if self._batch_size is None else str(self._batch_size)}
+            if len(self._transform):
+                settings["transform"] = repr(self._transform)
+            parts = (self._storage, self._sampler, self._writer, self._batch_size)
+            return described(type(self).__name__, settings, *parts, self._found_episodes, looked_at, reward)
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Replace the storage. Returns the previous one."""
@@ -740,6 +770,9 @@ class ReplayBuffer(Sampled):
         TypeError for a writer that keeps no order; RuntimeError or TypeError where the items do not say where trajectories
         end.
         """
+        return self._found_episodes()
+
+    def _found_episodes(self) -> "Episodes[ReplayBuffer]":
         with locked(self):
             keys = self._trajectory_keys()
             if self._episodes is None or not self._episodes.are_current(self, keys):
@@ -1001,13 +1034,19 @@ class ReplayBuffer(Sampled):
         with self._storage.lock.held():
             self._join(self._storage, self._sampler, self._writer)
 
-    def __repr__(self) -> str:
-        parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        if not self.initialized:
+            yield "initialized", False
+            return
+        yield from (("storage", self._storage), ("sampler", self._sampler), ("writer", self._writer))
         if len(self._transform):
-            parts.append(f"transform={self._transform!r}")
-        parts += [f"batch_size={self._batch_size}", f"collate_fn={self._collate_fn}"]
-        body = ",\n".join(parts)
-        return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
+            yield "transform", self._transform
+        yield from (("batch_size", self._batch_size), ("collate_fn", self._collate_fn))
+
+    def __repr__(self) -> str:
+        self._init()
+        body = ",\n".join(f"{name}={value}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}(\n{indent(body, '    ')})"
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")

@@ -29,6 +29,7 @@ from fbuf.checkpoint import (
     Writing,
     load,
 )
+from fbuf.shown import Shown
 from interop.checkpoint.values import NO_PICKLE, decode, encode, is_encoded
 from interop.data.arguments import class_of, refuse_unknown
 from interop.host.threads import finished
@@ -144,7 +145,7 @@ class Aliases:
         self.loads(*args, **kwargs)
 
 
-class Component(Aliases):
+class Component(Aliases, Shown):
     """A class with a state: it defines `state` and `with_state`. Everything else is a view of these."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:

@@ -168,6 +168,16 @@ class Layout:
         """Whether both have the same leaves and kinds of containers, in any order of keys."""
         return set(self.leaves) == set(other.leaves) and same_kinds(self.root, other.root)
 
+    def outline(self) -> dict[str, str]:
+        """By key the dtype and the shape of an entry of an item."""
+        found = {}
+        for spec in self.leaves:
+            varied = self.varied.get(spec.path)
+            dtype, shape = (spec.dtype, list(spec.shape)) if varied is None else (varied.dtype, [-1, *varied.shape])
+            text = "text" if dtype is None else f"{str(dtype).removeprefix('torch.')}{shape}"
+            found[".".join(map(str, spec.path)) or "item"] = text
+        return found
+
     @property
     def is_tensordict(self) -> bool:
         """Whether an item is a tensordict or a tensorclass."""

@@ -16,6 +16,8 @@ from torch import Tensor
 
 import fbuf
 from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
+from fbuf.looking import Description, describe
+from fbuf.shown import Shown
 from interop.data import bridge, randomness
 from interop.data.arguments import not_negative, whole
 from interop.data.keys import as_path
@@ -28,7 +30,7 @@ from interop.samplers.validation import flat_slots, good_priorities, of_coordina
 _LEAST = 64  # entries of an update: fewer cost as much, and each length a program
 
 
-class FunctionalReplayBuffer:
+class FunctionalReplayBuffer(Shown):
     """A stateful replay buffer for torch over an `fbuf.Buffer` with any rules, and its state.
 
     Batches are those that `jax.jit(buffer.sample)` draws; they reach torch without a copy. Items that are nested dicts
@@ -255,6 +257,11 @@ class FunctionalReplayBuffer:
             raise IndexError(f"index {outside[0]} is out of range: there is room for {room} items")
         return slots.astype(np.int32)
 
+    def describe(self, rows: int | None = None, *, reward: NestedKey | None = None) -> Description:
+        """`fbuf.describe` of the buffer and its state."""
+        with self._lock:
+            return describe(self.buffer, self._holder.tree(self._holder.leaves), rows, reward=reward)
+
     # ------------------------------------------------------------------ the state
 
     def functional(self, *, backup: bool = True) -> contextlib.AbstractContextManager[Handle]:
@@ -297,8 +304,8 @@ class FunctionalReplayBuffer:
             self._holder.replace(state)
             self.beta = beta
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.buffer!r}, batch_size={self.batch_size}, is_out={self.is_out})"
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from (("", self.buffer), ("batch_size", self.batch_size), ("is_out", self.is_out))
 
 
 def _item_of(buffer: fbuf.Buffer, state: Any) -> Any:

@@ -766,7 +766,7 @@ class Table:
         """
         rows = self.own_rows()
         layout = self.layout
-        name = path if len(path) > 1 else path[0]
+        name = path[0] if len(path) == 1 else path
         assert layout is not None
         if path not in layout.places:
             stored = ", ".join(spec.name for spec in layout.leaves)

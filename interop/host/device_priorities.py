@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import fbuf
+from fbuf.samplers import Chances
 from interop.data import bridge, staging
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
@@ -208,6 +209,10 @@ class DevicePriorities(Priorities):
         with REPLACING, bridge.exact():
             total, smallest = np.asarray(compiled.masses(self._state.tree)).tolist()
         return total, smallest
+
+    def chances(self, size: int) -> Chances:
+        with REPLACING:
+            return self.rule.chances(self._state, size)
 
     def let_go(self) -> None:
         REPLACING.let_go()

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import fbuf
 from fbuf.priority_tree import PriorityTree
+from fbuf.samplers import Chances
+from fbuf.samplers.prioritized import law_of_weights
 from interop.data import bridge
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
@@ -110,6 +112,10 @@ class Priorities(ABC):
     @abstractmethod
     def masses(self) -> tuple[float, float]:
         """The sum and the smallest positive value of (priority + eps) ** alpha. Waits for the device."""
+
+    @abstractmethod
+    def chances(self, size: int) -> Chances:
+        """The law of the next draw of one of the first `size` items. Waits for the device. O(capacity)."""
 
     def let_go(self) -> None:
         """Release the locks that this thread holds: after an interrupt."""
@@ -283,6 +289,11 @@ class HostPriorities(Priorities):
         with bridge.exact(_CPU):
             total, smallest = np.asarray(compiled.masses(self._functional_tree())).tolist()
         return total, smallest
+
+    def chances(self, size: int) -> Chances:
+        excluded = None if self._excluded is None else self._excluded[:size]
+        with bridge.exact(_CPU):
+            return law_of_weights(np.asarray(self._functional_tree().leaves)[:size], excluded)
 
     def functional(self) -> fbuf.PrioritizedState:
         state = state_of(self, self.values, _CPU)

@@ -29,12 +29,16 @@ class Renewed(Protocol):
         """Begin anew in a forked child."""
 
 
-_renewed: weakref.WeakSet[Renewed] = weakref.WeakSet()
+_renewed: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
-def renew_in_children(each: Renewed) -> None:
-    """Call `each.renew()` in every child that is forked while `each` lives."""
-    _renewed.add(each)
+def renew_in_children(each: _T, renew: Callable[[_T], None] | None = None) -> None:
+    """Call `renew(each)`, by default `each.renew()`, in every child that is forked while `each` lives."""
+    _renewed[each] = _renew if renew is None else renew
+
+
+def _renew(each: Renewed) -> None:
+    each.renew()
 
 
 class HasMutex(Protocol):
@@ -66,8 +70,8 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     _in_parent()
-    for each in list(_renewed):
-        each.renew()
+    for each, renew in list(_renewed.items()):
+        renew(each)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from fbuf.looking import Description
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
 from interop.buffers.editing import as_key
 from interop.buffers.ray_actors import actor_options
@@ -398,6 +399,11 @@ class RayReplayBuffer:
         }
         found |= {"prefetch_queue_size": len(self._ahead), "initialized": all(one["initialized"] for one in each)}
         return found | {"utilization": found["size"] / found["capacity"], "shards": self._count}
+
+    def describe(self, rows: int | None = None, *, reward: NestedKey | None = None) -> Description:
+        """What the shards hold, and what each can draw: see `ReplayBuffer.describe`. `rows` are those of each shard."""
+        shards = tuple(self._shards.all("describe", rows, reward=reward))
+        return Description(type(self).__name__, {"shards": len(shards), "items stored": len(self)}, members=shards)
 
     @property
     def write_count(self) -> int:

@@ -14,7 +14,7 @@ from interop.data.arguments import class_of
 from interop.remote.epochs import Planned
 from interop.remote.joining import Drawn
 from interop.remote.places import to_global
-from interop.samplers import PrioritizedSampler, SliceSampler
+from interop.samplers import SliceSampler
 from interop.samplers.epoch_draws import EpochDraws
 from interop.samplers.shares import ShardContents
 from interop.shared.storage_lock import locked
@@ -28,6 +28,7 @@ READS = frozenset(
         "save",
         "state_dict",
         "stats",
+        "describe",
         "batch_size",
         "dim_extend",
         "write_count",
@@ -126,8 +127,7 @@ class Shard:
         """
         if priority is not None:
             with self._lock:
-                if isinstance(sampler := self.buffer.sampler, PrioritizedSampler):
-                    sampler.raise_default_priority(priority)
+                self.buffer.sampler.item_values.raise_default(priority)
 
     def call(self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Call a method or read a property of the buffer, one of `READS` or `WRITES`; AttributeError for others.

@@ -16,7 +16,7 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # the name of a method, its 
 GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads per group; a single write thread keeps the order
 NOTHING = "nothing: it is empty"  # origin of a shard that lost all its rows
 _GROUP_OF = dict.fromkeys(("sample", "next", "share", "draw"), "draw")
-_GROUP_OF |= dict.fromkeys(("facts", "save", "look", "verify", "commit", "stats", "__len__"), "control")
+_GROUP_OF |= dict.fromkeys(("facts", "save", "look", "verify", "commit", "stats", "describe", "__len__"), "control")
 
 
 class Facts(NamedTuple):

@@ -1,11 +1,12 @@
 """Uniform draws of items, each of which is drawn a limited number of times."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from fbuf.samplers import Chances
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions
 from interop.data.arguments import class_of, whole
 from interop.samplers.draws import Draws
@@ -24,6 +25,9 @@ class ConsumingDraws(Draws):
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         return torch.from_numpy(self._uses.draw(storage, batch_size, key)), {}
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        return Chances.in_epoch(len(storage), self._uses.drawable(storage), shuffle=True)
 
     @property
     def undoable(self) -> Undoable | None:
@@ -102,10 +106,9 @@ class ConsumingSampler(Sampler):
         if expands:
             raise ValueError("sample_unit and consuming exclude each other: rows of an episode do not stay together")
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(max_sample_count={self.max_sample_count}, sampleable={self._library_values.live})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "max_sample_count", self.max_sample_count
+        yield "sampleable", self._library_values.live
 
 
 def consuming(sampler: Any, count: Any) -> Any:

@@ -27,9 +27,6 @@ class DrawnElsewhere(Sampler):
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> Apply:
         _refuse("loading")
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 def _refuse(call: str) -> NoReturn:
     raise RuntimeError(

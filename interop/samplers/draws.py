@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fbuf import free_memory
 from fbuf.memory_plan import Share
+from fbuf.samplers import Chances
 from interop.data.pytrees import each_leaf
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host.epochs import Epoch
@@ -86,6 +87,17 @@ class Draws(ABC):
     @property
     def trajectory_keys(self) -> TrajectoryKeys | None:
         """The entries that divide trajectories; None for draws of single items, or of trajectories that were given."""
+        return None
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        """The law of the next draw. See `Sampler.chances`. Not known by default."""
+        return Chances.unknown(len(storage))
+
+    def starts_that_reach(self, storage: Storage, slot: int, batch_size: int | None = None) -> np.ndarray | None:
+        """Slots of the starts of which slices have the item at a flat slot, the oldest first; None for no slices.
+
+        Those from where the rule allows a slice, whatever their priority.
+        """
         return None
 
     def check_batch_size(self, batch_size: int) -> None:

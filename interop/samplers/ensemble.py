@@ -1,6 +1,6 @@
 """The samplers of several buffers, drawn from together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
@@ -9,6 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
+from fbuf.samplers import Chances, Reason
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, Together, as_tensors, states_of, with_states
 from interop.data.arguments import class_of
 from interop.data.members import of_kind, picked
@@ -48,6 +49,19 @@ class EnsembleDraws(Draws):
         joined = torch.stack(slots) if alike else torch.nested.nested_tensor(slots, layout=torch.jagged)
         index = TensorDict({"index": joined, "buffer_ids": torch.tensor(places, device="cpu")}, [len(places)])
         return index, LazyStackedTensorDict.maybe_dense_stack(infos, 0)
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        """That a draw of a member, which is chosen as for a part of a batch, has the slot; over the slots of all members."""
+        if not isinstance(storage, StorageEnsemble):
+            raise TypeError(f"a SamplerEnsemble needs a StorageEnsemble, got {class_of(storage)}")
+        size = None if batch_size is None else batch_size // self._choice.num_buffer_sampled
+        shares = self._choice.shares()
+        is_blocked = any(share > 0 and not len(member) for share, member in zip(shares, storage.members, strict=True))
+        laws = []
+        for sampler, member, share in zip(self._samplers, storage.members, shares.tolist(), strict=True):
+            law = sampler.chances(member, size)
+            laws.append(law.scaled(0.0, Reason.BLOCKED) if is_blocked else law.scaled(share, Reason.EXCLUDED))
+        return Chances.joined(laws)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -166,6 +180,11 @@ class SamplerEnsemble(Sampler):
 
     def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of samplers is not reset as a whole: empty the members")
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "p", None if self.p is None else [round(each, 4) for each in self.p.tolist()]
+        yield "num_buffer_sampled", self.num_buffer_sampled
+        yield from ((str(place), sampler) for place, sampler in enumerate(self.members))
 
     def __repr__(self) -> str:
         body = f"samplers=({', '.join(map(repr, self.members))})"

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from fbuf.memory_plan import Share
+from fbuf.samplers import Chances
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.draws import host_share
 from interop.samplers.shares import ShardContents
@@ -65,6 +66,17 @@ class EpochDraws(SlotDraws):
         self.catch_up(storage)
         state = self.epoch.state()
         return state.length, state.left()
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        count = 1 if batch_size is None else batch_size
+        return Chances.in_epoch(len(storage), self._left(len(storage), count), self.epoch.shuffle)
+
+    def _left(self, length: int, count: int, anew: bool = False) -> np.ndarray:
+        """The positions of `length` ones from which a take of `count` is; of a new epoch all, which `anew` begins."""
+        state = self.epoch.state()
+        left = state.left()
+        ends = not left.size or (self.epoch.drop_last and left.size < count)
+        return np.arange(length) if anew or ends or state.length != length else left
 
     def state(self) -> EpochState:
         """A copy of what decides the next draws, without those that are reserved."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fbuf.samplers import Chances, Reason
 from interop.data import randomness
 from interop.host.threads import uninterrupted
 from interop.samplers.groups import Group
@@ -85,6 +86,22 @@ class GroupDraws(SlotDraws):
             )
         places = weighed.draw(count, rng)
         return [ready[place] for place in places], torch.from_numpy(of_rows[places].reshape(-1).astype(np.float32))
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        size = len(storage)
+        probability, reason = np.zeros(size), np.full(size, Reason.INCOMPLETE, np.uint8)
+        if not size:
+            return Chances(probability, reason, of_groups=True)
+        self._groups.sync(storage)
+        reason[self._groups.groups.used_up()] = Reason.CONSUMED
+        slots = self._slots_of(self._groups.ready)
+        if self._staleness is None or not len(slots):
+            law = Chances.of(np.ones(len(slots)), Reason.NONE)
+        else:
+            law = self._staleness.law_of(self._staleness.staleness_of(storage, slots).max(1))
+        assert law.probability is not None
+        probability[slots], reason[slots] = law.probability[:, None], law.reason[:, None]
+        return Chances(probability, reason, of_groups=True)
 
     def _slots_of(self, groups: list[Group]) -> np.ndarray:
         """[groups, group_size]."""

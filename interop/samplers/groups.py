@@ -156,6 +156,10 @@ class Groups:
             if self.most is not None and group.uses >= self.most:
                 self._retire(group)
 
+    def used_up(self) -> list[int]:
+        """The slots of complete groups that can be used no more. O(rows)."""
+        return [slot for slot, group in self._of.items() if len(group.slots) == self.size and not self._usable(group)]
+
     def differing(self, slots: Sequence[int], ids: Sequence[Id]) -> list[int]:
         """The places in `slots` of rows that are in no group, or in one of another id."""
         groups = zip(map(self._of.get, slots), ids, strict=True)

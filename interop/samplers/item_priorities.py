@@ -12,6 +12,7 @@ from torch import Tensor
 import fbuf
 from fbuf import free_memory
 from fbuf.memory_plan import Share, shares_of
+from fbuf.samplers import Chances, Reason
 from interop.checkpoint.state import Apply, Entries, LoadOptions
 from interop.data import bridge, staging
 from interop.data.arguments import not_negative
@@ -210,6 +211,20 @@ class ItemPriorities(ItemValues):
             self.take_over(storage)
             self._prepare(storage)
             return ShardContents(size, *self._priorities.masses(), self.beta, highest=self.highest)
+
+    def chances(self, storage: Storage) -> Chances:
+        """The law of the next draw over the stored items. Waits for the device of the priorities. O(capacity)."""
+        if not (size := len(storage)):
+            return Chances.of(np.zeros(0), Reason.NONE)
+        with self.lock:
+            self.take_over(storage)
+            self._prepare(storage)
+            return self._priorities.chances(size)
+
+    def given_priorities(self, storage: Storage) -> np.ndarray:
+        with self.lock:
+            self.take_over(storage)
+            return self._priorities.values.given[: len(storage)]
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray, storage: Storage) -> None:
         """Allow stored items to be drawn, or not."""

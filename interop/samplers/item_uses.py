@@ -85,6 +85,11 @@ class ItemUses(ItemValues):
         self._follow(storage)
         return self._live
 
+    def drawable(self, storage: Storage) -> np.ndarray:
+        """The slots of stored items that can be drawn, int64 [n], in no order."""
+        self._follow(storage)
+        return self._order[: self._live].copy()
+
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> np.ndarray:
         """Slots of items that are not consumed, int64 [at most batch_size], each once. Counts this draw of each.
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from fbuf.memory_plan import Share
 from interop.storages import Storage
 
@@ -44,6 +46,13 @@ class ItemValues:
     @property
     def highest(self) -> float | None:
         """The highest priority ever given, 1 at first; None where new items do not get it."""
+        return None
+
+    def raise_default(self, priority: float) -> None:
+        """Give new items at least this priority. No effect on values that are no priorities."""
+
+    def given_priorities(self, storage: Storage) -> np.ndarray | None:
+        """A copy of the priorities of all stored items, as the user passed them, by flat slot; None by default, for none."""
         return None
 
     def refuse_forked_child(self) -> None:

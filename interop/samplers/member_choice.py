@@ -86,6 +86,10 @@ class MemberChoice:
         keys = numbers.bit_generator.random_raw(len(places)).view(np.uint32).reshape(-1, 2)
         return list(zip(places, keys, strict=True))
 
+    def shares(self) -> np.ndarray:
+        """The probability that a part of a batch, whichever it is, is of each member, float64 [count]."""
+        return np.full(self.count, 1 / self.count) if self._p is None else self._p / self._p.sum()
+
     def of_some(self, places: Sequence[int]) -> "MemberChoice":
         """The choice among some of the members. ValueError where none of them would be chosen."""
         some = MemberChoice(len(places), None, self.sample_from_all, self._parts)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from fbuf.memory_plan import Share
-from interop.checkpoint.state import defined_outside
+from fbuf.samplers import Chances
+from interop.checkpoint.state import defined_outside, is_ours
 from interop.data.arguments import class_of
 from interop.data.index import as_tensor
 from interop.data.trajectory_keys import TrajectoryKeys
@@ -24,6 +25,7 @@ class OwnSampler(Protocol):
     def buffer_generator(self, generator: torch.Generator | None) -> None: ...
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]: ...
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]: ...
+    def chances(self, storage: Storage, batch_size: int | None = None) -> object: ...
 
 
 class OwnDraws(Draws):
@@ -73,6 +75,25 @@ class OwnDraws(Draws):
     def let_go(self) -> None:
         if self._inherited is not None:
             self._inherited.let_go()
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        """What the class says, unless a subclass of it draws otherwise."""
+        sampler = self._sampler
+        for kind in type(sampler).__mro__:
+            if "chances" in vars(kind) and not is_ours(kind):
+                return self._checked_law(sampler.chances(storage, batch_size), len(storage))
+            if "draw" in vars(kind) or "sample" in vars(kind):
+                break
+        return Chances.unknown(len(storage))
+
+    def _checked_law(self, law: object, size: int) -> Chances:
+        """TypeError or ValueError for what is no law over `size` slots."""
+        name = f"{class_of(self._sampler)}.chances()"
+        if not isinstance(law, Chances):
+            raise TypeError(f"{name} must return fbuf.Chances, got {law!r:.200}")
+        if law.reason.shape != (size,) or (law.probability is not None and law.probability.shape != (size,)):
+            raise ValueError(f"{name} must have one probability and one reason for each of {size} stored items")
+        return law
 
     def slice_lengths(self) -> np.ndarray | None:
         return None if self._inherited is None else self._inherited.slice_lengths()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fbuf.memory_plan import Share
@@ -61,6 +62,12 @@ class OwnValues(ItemValues):
     @property
     def highest(self) -> float | None:
         return self._inherited.highest
+
+    def raise_default(self, priority: float) -> None:
+        self._inherited.raise_default(priority)
+
+    def given_priorities(self, storage: Storage) -> np.ndarray | None:
+        return self._inherited.given_priorities(storage)
 
     def refuse_forked_child(self) -> None:
         self._inherited.refuse_forked_child()

@@ -1,5 +1,6 @@
 """Items get a priority when they are written, and are drawn in proportion to it (arXiv:1511.05952)."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -106,14 +107,6 @@ class PrioritizedSampler(DrawingSampler):
         """The priority of the next new item."""
         return self._library_values.default
 
-    def raise_default_priority(self, priority: float) -> None:
-        """Give new items at least this priority. Never lowers the priority of new items.
-
-        No effect with `max_priority_within_buffer`: new items then get the highest priority of the stored ones. ValueError
-        for a priority that `update_priority` refuses.
-        """
-        self._library_values.raise_default(priority)
-
     @property
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, before eps and alpha."""
@@ -157,7 +150,5 @@ class PrioritizedSampler(DrawingSampler):
         with Entries.of(tree, self) as entries:
             return self._library_values.with_state(entries, options)
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, reduction={self.reduction})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from ((name, getattr(self, name)) for name in ("alpha", "beta", "eps", "reduction"))

@@ -1,7 +1,7 @@
 """Slices that begin with items in proportion to their priority."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,5 +95,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         )
         self._library_draws = PrioritySliceDraws(source, shape, self._library_values)
 
-    def __repr__(self) -> str:
-        return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from SliceSampler.__rich_repr__(self)
+        yield from PrioritizedSampler.__rich_repr__(self)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fbuf.samplers import Chances
 from interop.samplers.item_priorities import ItemPriorities
 from interop.samplers.shares import ShardContents
 from interop.samplers.slot_draws import SlotDraws, rows_on_device
@@ -30,6 +31,9 @@ class PriorityDraws(SlotDraws):
     ) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
         slots, weights, leaves = self._priorities.draw(storage, batch_size, key, rows_on_device(storage))
         return slots, {"priority_weight": weights}, leaves
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        return self._priorities.chances(storage)
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         return self._priorities.share(storage)

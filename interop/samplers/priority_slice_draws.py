@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fbuf.samplers import Chances
 from interop.host.trajectories import Trajectories
 from interop.samplers.item_priorities import ItemPriorities
 from interop.samplers.shares import ShardContents
 from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
 from interop.samplers.slice_info import DrawnSlices
+from interop.samplers.slice_law import SliceLaw
 from interop.storages import Storage
 
 
@@ -54,6 +56,26 @@ class PrioritySliceDraws(SliceDraws):
         counts = slices.row_counts()
         repeats: Any = length if counts is None else torch.from_numpy(counts).to(weights.device)
         return slices._replace(weights=weights.repeat_interleave(repeats))
+
+    def _law(self, storage: Storage, length: int, batch_size: int | None) -> Chances:
+        rows = self._rows_from(storage, length)
+        return SliceLaw(self.trajectories(storage)).from_starts(self._priorities.chances(storage), rows)
+
+    def starts_that_reach(self, storage: Storage, slot: int, batch_size: int | None = None) -> np.ndarray | None:
+        length = self.shape.length(batch_size)
+        if length is None:
+            return None
+        return SliceLaw(self.trajectories(storage)).reached_from_starts(slot, self._rows_from(storage, length))
+
+    def _rows_from(self, storage: Storage, length: int) -> np.ndarray:
+        """The number of rows of a slice from each slot, 0 where none begins, int32 [slots]."""
+        self._bind(storage)
+        if not self._eligible(storage, length):
+            return np.zeros(len(storage), np.int32)
+        with self._priorities.lock:
+            self._priorities.take_over(storage)
+            self._allow(storage, self.trajectories(storage), length)
+        return self._items
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         """The sum and the smallest of (priority + eps) ** alpha over the items that can begin a slice."""

@@ -1,5 +1,6 @@
 """Whole groups of completions of one prompt."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, states_of, with_states
@@ -126,8 +127,8 @@ class PromptGroupSampler(DrawingSampler):
     def _members(self) -> list[StalenessAwareSampler]:
         return [] if self._staleness is None else [self._staleness]
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(group_size={self.group_size}, group_key={self._library_values.key!r}, "
-            f"max_uses={self.max_uses}, num_ready={self.num_ready})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "group_size", self.group_size
+        yield "group_key", repr(self._library_values.key)
+        yield "max_uses", self.max_uses
+        yield "num_ready", self.num_ready

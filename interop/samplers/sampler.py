@@ -3,11 +3,13 @@
 import copy
 import warnings
 from abc import ABC
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fbuf.samplers import Chances
 from interop.checkpoint.state import Stateful, defined_outside, is_ours, refuse_names
 from interop.data import randomness
 from interop.data.arguments import whole
@@ -116,6 +118,28 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         with randomness.Restored(self._rng):
             return self.draw(storage, batch_size, randomness.key(self._rng))
 
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        """The law of the next draw: the probability of each stored item, and the reason where it cannot be drawn.
+
+        Arrays of `fbuf.Chances` are over the flat slots, 0 to len(storage) - 1; those of a `StorageEnsemble` are over the
+        slots of all members, one member after the other. A draw is one item, one slice, or one group: that of a batch
+        which is drawn next, without regard to batches that were drawn ahead. Of samplers that repeat no item within a
+        batch it is the first one of the batch. O(items), of slices by priority times their length. Nothing is drawn.
+
+        The law of a class of your own that draws is not known, unless it defines this method: see docs/extending.md.
+
+        Args:
+            storage: where the items are.
+            batch_size: of the next batch; needed where it determines the length of slices, and where an epoch leaves out
+                its last items. The law of slices of no known length is not known.
+
+        Raises: the errors of a draw but for those that say that nothing can be drawn: KeyError or TypeError where stored
+        items lack an entry that the sampler needs, RuntimeError where they do not say where trajectories end.
+        """
+        with storage.lock.held():
+            self.item_values.raise_deferred()
+            return self.draws.chances(storage, batch_size)
+
     def parameters_changed(self) -> None:
         """Draw batches again that were drawn ahead. Call it after a change of an attribute on which draws depend."""
         self._changes += 1
@@ -130,6 +154,10 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for other parts of a buffer with which this sampler cannot work."""
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """Its settings by name, for text and tables: see `fbuf.shown`."""
+        return iter(())
 
     # ------------------------------------------------------------------ writes and priorities
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
+from fbuf.samplers import Chances, Reason
 from interop.data import randomness
 from interop.data.arguments import whole
 from interop.data.trajectory_keys import TrajectoryKeys
@@ -17,6 +18,7 @@ from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.draws import host_share
 from interop.samplers.shares import ShardContents
 from interop.samplers.slice_info import DrawnSlices, SliceInfo
+from interop.samplers.slice_law import SliceLaw
 from interop.samplers.slot_draws import SlotDraws, unravel
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import Storage, TensorStorage
@@ -59,6 +61,21 @@ class SliceShape:
         if self.span != (False, False):
             self._check_span(length)
         return self.num_slices, length
+
+    def length(self, batch_size: int | None) -> int | None:
+        """The length of slices in a batch of this size; None if it depends on one that is not known."""
+        if self.slice_len is not None or batch_size is None:
+            return self.slice_len
+        return self.of(batch_size)[1]
+
+    def spans(self, length: int) -> tuple[int, int]:
+        """How many rows slices of this length may begin before their trajectory, and reach behind it."""
+        left, right = (length - 1 if most is True else int(most) for most in self.span)
+        return left, right
+
+    def least(self, length: int) -> int:
+        """Stored rows that a trajectory must have."""
+        return length if self.strict_length else 1
 
     def _check_span(self, length: int) -> None:
         if any(most is not True and most >= length for most in self.span):
@@ -137,7 +154,7 @@ class SliceDraws(SlotDraws):
         """`count` slices of this length."""
         shares = randomness.generator_of(key).random(2 * count)
         index = self.source.of(storage)
-        trajectories = index.stored(length if self.shape.strict_length else 1)
+        trajectories = index.stored(self.shape.least(length))
         if not len(trajectories):
             raise self._too_short(index, length)
         chosen = trajectories.take((shares[:count] * len(trajectories)).astype(np.int64), 0)
@@ -149,6 +166,26 @@ class SliceDraws(SlotDraws):
         lengths = self._last.row_counts()
         return np.full(self._last.slots.size // self._last.length, self._last.length) if lengths is None else lengths
 
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        length = self.shape.length(batch_size)
+        if not len(storage):
+            return Chances(np.zeros(0), np.zeros(0, np.uint8), np.zeros(0))
+        return Chances.unknown(len(storage)) if length is None else self._law(storage, length, batch_size)
+
+    def _law(self, storage: Storage, length: int, batch_size: int | None) -> Chances:
+        """The law of slices of this length."""
+        law = SliceLaw(self.source.of(storage))
+        is_long = law.lengths >= self.shape.least(length)
+        reason = np.where(is_long, np.uint8(Reason.NONE), np.uint8(Reason.TOO_SHORT))
+        return law.evenly(is_long / max(is_long.sum(), 1), reason, length, *self.shape.spans(length))
+
+    def starts_that_reach(self, storage: Storage, slot: int, batch_size: int | None = None) -> np.ndarray | None:
+        length = self.shape.length(batch_size)
+        if length is None:
+            return None
+        law = SliceLaw(self.source.of(storage))
+        return law.reached_from(slot, length, self.shape.spans(length)[1], self.shape.least(length))
+
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         """The trajectories that slices of a batch of this size can be drawn from."""
         _, length = self.shape.of(batch_size)
@@ -159,11 +196,11 @@ class SliceDraws(SlotDraws):
 
     def _eligible(self, storage: Storage, length: int) -> int:
         """How many trajectories are long enough."""
-        return len(self.trajectories(storage).stored(length if self.shape.strict_length else 1)) if len(storage) else 0
+        return len(self.trajectories(storage).stored(self.shape.least(length))) if len(storage) else 0
 
     def _candidates(self, index: Trajectories, length: int) -> np.ndarray:
         """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
-        trajectories = index.stored(length if self.shape.strict_length else 1)
+        trajectories = index.stored(self.shape.least(length))
         if not len(trajectories):
             raise self._too_short(index, length)
         return trajectories
@@ -185,7 +222,7 @@ class SliceDraws(SlotDraws):
             if self.shape.strict_length or starts.item(starts.argmin()) > 0:
                 slots, begins = index.windows(first + (shares * starts).astype(np.int64), lane, length)
                 return DrawnSlices(slots.reshape(-1), length, begins)
-        left, right = (length - 1 if most is True else int(most) for most in self.shape.span)
+        left, right = self.shape.spans(length)
         room = np.minimum(np.maximum(last - first - (length - 1), 0) + right, last - first)
         start = first + (shares * (room + (left + 1))).astype(np.int64) - left
         begin = np.maximum(start, first)

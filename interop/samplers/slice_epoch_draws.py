@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf.samplers import Chances, Reason
 from interop.data import randomness
 from interop.host.epochs import Epoch, EpochState
 from interop.host.trajectories import Trajectories
@@ -11,6 +12,7 @@ from interop.samplers.epoch_draws import EpochDraws
 from interop.samplers.shares import ShardContents
 from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
 from interop.samplers.slice_info import DrawnSlices
+from interop.samplers.slice_law import SliceLaw
 from interop.storages import Storage
 
 
@@ -70,6 +72,21 @@ class SliceEpochDraws(SliceDraws, EpochDraws):
             positions = self._order[positions]
         shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)
         return self._within(index, trajectories.take(positions, 0), shares, length)
+
+    def _law(self, storage: Storage, length: int, batch_size: int | None) -> Chances:
+        count = 1 if batch_size is None else self.shape.of(batch_size)[0]
+        law = SliceLaw(self.source.of(storage))
+        units = np.flatnonzero(law.lengths >= self.shape.least(length))
+        left = self._left(units.size, count, anew=self._version not in (None, self.source.version))
+        if not self.epoch.shuffle:  # positions are ranks
+            units = units[law.in_order_of_storage()[units].argsort()]
+        of_units = Chances.in_epoch(units.size, left, self.epoch.shuffle)
+        share, reason = np.zeros(law.lengths.size), np.full(law.lengths.size, Reason.TOO_SHORT, np.uint8)
+        share[units], reason[units] = of_units.probability, of_units.reason
+        return law.evenly(share, reason, length, *self.shape.spans(length))
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        return SliceDraws.chances(self, storage, batch_size)
 
     def state(self) -> EpochState:
         """The state of a new epoch where trajectories have changed since the last draw."""

@@ -1,6 +1,6 @@
 """Slices of trajectories, each trajectory once before any comes again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensordict.utils import NestedKey
@@ -71,5 +71,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """Begin an epoch."""
         self._library_draws.written()
 
-    def __repr__(self) -> str:
-        return f"{SliceSampler.__repr__(self)[:-1]}, {SamplerWithoutReplacement.__repr__(self).partition('(')[2]}"
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from SliceSampler.__rich_repr__(self)
+        yield from SamplerWithoutReplacement.__rich_repr__(self)

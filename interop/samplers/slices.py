@@ -1,6 +1,6 @@
 """Runs of consecutive items of one trajectory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from tensordict.utils import NestedKey
@@ -168,8 +168,6 @@ class SliceSampler(DrawingSampler):
 
             return put
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_slices={self.num_slices}, slice_len={self.slice_len}, end_key={self.end_key}, "
-            f"traj_key={self.traj_key}, truncated_key={self.truncated_key}, strict_length={self.strict_length})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        names = ("num_slices", "slice_len", "end_key", "traj_key", "truncated_key", "strict_length")
+        yield from ((name, getattr(self, name)) for name in names)

@@ -1,11 +1,12 @@
 """Items by how old the policy is that made them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from fbuf.samplers import Chances
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, a_key, key_of
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.parameter import Parameter
@@ -58,6 +59,10 @@ class StalenessAwareSampler(DrawingSampler):
         """The weights of items or groups of this staleness, [n > 0]. RuntimeError where none can be drawn."""
         return self._library_draws.weighed(staleness, noun)
 
+    def law_of(self, staleness: np.ndarray) -> Chances:
+        """The law of the first one that is drawn of items or groups of this staleness, [n]."""
+        return self._library_draws.law_of(staleness)
+
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Compute the weights anew at the next draw."""
         self._library_draws.clear()
@@ -85,8 +90,7 @@ class StalenessAwareSampler(DrawingSampler):
 
             return put
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(consumer_version={self.consumer_version}, max_staleness={self.max_staleness}, "
-            f"version_key={self.version_key!r})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "consumer_version", self.consumer_version
+        yield "max_staleness", self.max_staleness
+        yield "version_key", repr(self.version_key)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
+from fbuf.samplers import Chances, Reason
 from interop.data import randomness
 from interop.data.arguments import whole
 from interop.engine.followers import counts_of
@@ -106,6 +107,20 @@ class StalenessDraws(SlotDraws):
         if not heavy.size:
             raise RuntimeError(f"staleness_weight_fn gives each of {staleness.size} {noun} the weight zero")
         return Weighed(weights, sums, heavy)
+
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        if not len(storage):
+            return Chances.of(np.zeros(0), Reason.NONE)
+        return self.law_of(self.staleness_of(storage))
+
+    def law_of(self, staleness: np.ndarray) -> Chances:
+        """The law of the first one that is drawn of items or groups of this staleness, [n]."""
+        weights, reason = np.zeros(staleness.size), np.full(staleness.size, Reason.ZERO_WEIGHT, np.uint8)
+        fresh = staleness <= self._max_staleness if self._max_staleness >= 0 else np.ones(staleness.size, np.bool_)
+        reason[~fresh] = Reason.STALE
+        if fresh.any():
+            weights[fresh] = self._weights(np.maximum(staleness[fresh], 0))
+        return Chances.of(weights, reason)
 
     def staleness_of(self, storage: Storage, slots: np.ndarray | None = None) -> np.ndarray:
         """The staleness of all items, or of those at flat slots, in their shape."""

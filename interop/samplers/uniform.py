@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf.samplers import Chances
 from interop.data import bridge, randomness
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
@@ -54,6 +55,9 @@ class UniformDraws(SlotDraws):
         [slots, *found] = bridge.crossing(place).take([at, *leaves])
         return slots.to(torch.int64), found
 
+    def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
+        return self.rule.chances((), len(storage))
+
     def share(self, storage: Storage, batch_size: int) -> ShardContents:
         return ShardContents(len(storage), float(len(storage)))
 
@@ -65,9 +69,6 @@ class RandomSampler(DrawingSampler):
 
     def __init__(self) -> None:
         """It has no arguments."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 def place_of(storage: Storage) -> torch.device:

@@ -1,5 +1,6 @@
 """Every stored item once before any comes again."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class SamplerWithoutReplacement(DrawingSampler):
 
             return put
 
-    def __repr__(self) -> str:
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         epoch = self._library_draws.epoch
         left = epoch.length if epoch.over else epoch.left
-        return f"{type(self).__name__}({100 * left / max(epoch.length, 1):.4f}% left)"
+        yield "", f"{100 * left / max(epoch.length, 1):.4f}% left"

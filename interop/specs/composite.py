@@ -566,6 +566,11 @@ class Composite(TensorSpec):
         same = self.shape == other.shape and self.device == other.device and self.data_cls is other.data_cls
         return same and dict(self.items()) == dict(other.items())
 
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """The entries by key, shape and device, for tables: see `fbuf.shown`."""
+        yield from self.items()
+        yield from (("shape", list(self.shape)), ("device", str(self.device)))
+
     def __repr__(self) -> str:
         entries = [f"{key}: {entry}" for key, entry in self.items()]
         rest = [f"device={self.device}", f"shape={self.shape}", f"data_cls={self.data_cls}"]

@@ -13,6 +13,7 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Size, Tensor
 
+from fbuf.shown import Shown
 from interop.data.item_specs import TORCHRL, ItemSpec
 from interop.specs import shapes, torchrl_classes
 
@@ -21,7 +22,7 @@ _FUNCTIONS: dict[Function, Function] = {}  # torch function -> its implementatio
 _CHECKS = os.environ.get("CHECK_SPEC_ENCODE", "0").strip().lower() in ("1", "true")
 
 
-class TensorSpec(ItemSpec):
+class TensorSpec(Shown, ItemSpec):
     """Describes tensors: their shape, device and dtype, and the values they take.
 
     Values may have leading dims. Methods return new specs; only `make_neg_dim`, `update_mask` and `set_provisional_n`
@@ -400,6 +401,11 @@ class TensorSpec(ItemSpec):
         same = all(getattr(self, name) == getattr(other, name) for name in self._compared)
         return same and all(_same(getattr(self, name), getattr(other, name)) for name in self._parts)
 
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """Shape, dtype, device, domain and the range of values, for tables: see `fbuf.shown`."""
+        yield from (("shape", list(self.shape)), ("dtype", str(self.dtype).removeprefix("torch.")))
+        yield from (("device", str(self.device)), ("domain", self.domain or ""), ("values", range_of(self.space)))
+
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"space={self.space}", f"device={self.device}", f"dtype={self.dtype}"]
         return block(type(self).__name__, [*fields, f"domain={self.domain}"])
@@ -461,6 +467,16 @@ def as_device(device: Any) -> torch.device:
     found = torch.get_default_device() if device is None else torch.device(device)
     needs_number = found.type == "cuda" and found.index is None
     return torch.device("cuda", torch.cuda.current_device()) if needs_number else found
+
+
+def range_of(space: object) -> str:
+    """The range of a box as text; "" for values without one."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if isinstance(low, Tensor) and isinstance(high, Tensor) and low.numel() and not low.is_meta:
+        least, most = low.min().item(), high.max().item()
+        return f"{least:.4g} to {most:.4g}" if low.is_floating_point() else f"{least} to {most}"
+    n = getattr(space, "n", None)
+    return "" if n is None else f"n = {n}"
 
 
 def block(title: str, rows: list[str]) -> str:

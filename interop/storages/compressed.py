@@ -22,6 +22,7 @@ from interop.checkpoint.values import leaf_of, reading_errors, saved_leaf
 from interop.data.arguments import whole
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense
 from interop.storages.checkpointers import CompressedListStorageCheckpointer
+from interop.storages.contents import Contents
 from interop.storages.lists import ListStorage
 
 _OBJECT = Value("object")  # any leaf that is no tensor
@@ -141,6 +142,9 @@ class CompressedListStorage(ListStorage):
         kept = (pair for packed in self._storage for pair in zip(packed.leaves, packed.shapes, strict=True))
         return sum(_size_of(leaf) for leaf, shape in kept if shape is not None)
 
+    def _new_contents(self) -> Contents:
+        return _CompressedContents(self, super()._new_contents().tracks_writes)
+
     def to_bytestream(self, data_to_bytestream: Any) -> builtins.bytes:
         """The bytes of a tensor or array in native order. TypeError for other data."""
         if isinstance(data_to_bytestream, Tensor):
@@ -255,6 +259,16 @@ class CompressedListStorage(ListStorage):
         held = zip(leaves, fields.items("_metadata", len(leaves)), strict=True)
         rest = {name: value for name, value in given.items() if name != "_metadata"}
         return super()._with_state_dict({**rest, "_storage": list(held)})
+
+
+class _CompressedContents(Contents):
+    """The items of a compressed list."""
+
+    @property
+    def compressed_bytes(self) -> int:
+        storage = self._storage
+        assert isinstance(storage, CompressedListStorage)
+        return storage.bytes() if len(storage) else 0
 
 
 def _makes(zstd: Zstd, value: Any, size: int) -> bool:

@@ -67,6 +67,11 @@ class Contents:
             [rows.repeat_interleave(within.shape[0])[:, None], within.repeat(rows.shape[0], 1).to(rows.device)], dim=1
         )
 
+    @property
+    def compressed_bytes(self) -> int | None:
+        """The bytes of all items; None if they are not compressed."""
+        return None
+
     # ------------------------------------------------------------------ entries
 
     @property

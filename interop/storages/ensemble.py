@@ -1,7 +1,7 @@
 """The storages of several buffers, read together."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import indent
 from typing import Any, NoReturn, Protocol
 
@@ -114,6 +114,9 @@ class StorageEnsemble(Storage):
     def with_state(self, tree: object, options: LoadOptions = EXACT) -> NoReturn:
         """NotImplementedError: only members have a state."""
         self.state()
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from ((str(place), storage) for place, storage in enumerate(self.members))
 
     def __repr__(self) -> str:
         storages = ", ".join(map(repr, self.members))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
@@ -217,6 +218,18 @@ class Storage(Component, Seeded):
         with self.lock.held(), self.guard.transaction():
             self.guard.refuse_forked_child()
             self._empty()
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """Counts, settings and the entries of items by name, for tables: see `fbuf.shown`. No item is read."""
+        yield "items", len(self)
+        yield "max_size", "no bound" if self.max_size == sys.maxsize else self.max_size
+        if self.ndim > 1:
+            yield "shape", list(self.shape or ())
+        if getattr(self, "device", None) is not None:
+            yield "device", str(self.device)  # type: ignore[attr-defined]  # which some storages have
+        layout = self.contents.layout
+        if layout is not None:
+            yield "entries", layout.outline()
 
     def attach(self, buffer: Follower) -> None:
         """Call `buffer.mark_update(index)` at each write through any buffer. Does not keep the buffer alive."""

@@ -1,6 +1,6 @@
 """The writers of several buffers, listed together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
@@ -64,6 +64,9 @@ class WriterEnsemble(Writer):
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from ((str(place), writer) for place, writer in enumerate(self.members))
 
     def __repr__(self) -> str:
         body = f"writers=({', '.join(map(repr, self.members))})"

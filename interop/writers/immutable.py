@@ -28,9 +28,6 @@ class ImmutableDatasetWriter(Writer):
     def _empty(self, empty_write_count: bool = True) -> NoReturn:
         _refuse("empty")
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 def _refuse(call: str) -> NoReturn:
     raise RuntimeError(f"This dataset doesn't allow writing. {call}() needs another writer; nothing was changed")

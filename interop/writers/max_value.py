@@ -1,6 +1,6 @@
 """A writer that keeps the items of the highest ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappush, heapreplace
 from typing import Any
 
@@ -309,9 +309,7 @@ class TensorDictMaxValueWriter(Writer):
 
             return put
 
-    def __repr__(self) -> str:
-        full = self._storage.is_full if hasattr(self, "_storage") else False
-        return (
-            f"{type(self).__name__}(cursor={self._cursor}, full_storage={full}, rank_key={self.rank_key}, "
-            f"reduction={self.reduction})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "cursor", self._cursor
+        yield "full_storage", self._storage.is_full if hasattr(self, "_storage") else False
+        yield from (("rank_key", self.rank_key), ("reduction", self.reduction))

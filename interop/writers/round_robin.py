@@ -1,6 +1,6 @@
 """Names the slots of new rows: the oldest slot first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -292,9 +292,9 @@ class RoundRobinWriter(Writer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "vacant": None}
 
-    def __repr__(self) -> str:
-        full = self._storage.is_full if hasattr(self, "_storage") else False
-        return f"{type(self).__name__}(cursor={self.cursor}, full_storage={full})"
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "cursor", self.cursor
+        yield "full_storage", self._storage.is_full if hasattr(self, "_storage") else False
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):

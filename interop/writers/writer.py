@@ -1,6 +1,7 @@
 """The base class of writers."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -106,6 +107,10 @@ class Writer(Stateful, Seeded, ABC):
             raise TypeError(f"rows must be integers, got {rows.dtype}")
         coordinates = not isinstance(index, tuple) and rows.ndim == 2 and rows.shape[1] == self._storage.ndim > 1
         return (rows[:, 0] if coordinates else rows).to(torch.int64)
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """Its settings by name, for text and tables: see `fbuf.shown`."""
+        return iter(())
 
     def stamped(self, data: Any, rows: Any) -> Any:
         """The data to store in rows, with the row numbers if these are stored too. `data` is not changed."""

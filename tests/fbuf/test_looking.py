@@ -74,8 +74,8 @@ def test_some_evenly_spaced_rows_are_looked_at_in_blocks() -> None:
 def test_quantiles_are_those_of_finite_numbers() -> None:
     assert Quantiles.of(np.asarray([3, 1, 2, 5, 4, np.nan])) == Quantiles(1, 2, 3, 4, 5)
     assert Quantiles.of(np.zeros(0)) is None
-    with pytest.raises(ValueError, match=r"ends are terminated, .* got done"):
-        EpisodeSummary.of(np.ones(1), {"done": 1})
+    with pytest.raises(ValueError, match=r"ends are terminated, .* got finished"):
+        EpisodeSummary.of(np.ones(1), {"finished": 1})
 
 
 # ---------------------------------------------------------------------- descriptions

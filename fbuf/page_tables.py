@@ -13,6 +13,8 @@ _STYLE = """<style>
 .fbuf-look table{border-collapse:collapse;margin:.2em 0}
 .fbuf-look th,.fbuf-look td{padding:.15em .7em;text-align:left;border-bottom:1px solid rgba(128,128,128,.3);color:inherit}
 .fbuf-look th{font-weight:600;background:rgba(128,128,128,.12)}
+.fbuf-look td{vertical-align:top}
+.fbuf-look td table{margin:0}
 .fbuf-look td.n{text-align:right;font-variant-numeric:tabular-nums}
 .fbuf-look p{margin:.2em 0}
 .fbuf-look .fbuf-note{opacity:.75}
@@ -89,5 +91,9 @@ def text_page(title: str, sections: Sequence[Section]) -> str:
 @checked
 def html_page(title: str, sections: Sequence[Section]) -> str:
     """A title and sections as one element of HTML, which needs nothing else. It fits light and dark pages."""
-    body = "".join(section.html() for section in sections)
+    return html_element(title, "".join(section.html() for section in sections))
+
+
+def html_element(title: str, body: str) -> str:
+    """A title as text, and a body that is HTML already."""
     return f'<div class="fbuf-look">{_STYLE}<h3>{html.escape(title)}</h3>{body}</div>'
