@@ -4,7 +4,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Literal, Self, cast
 
@@ -33,6 +33,7 @@ from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
 from interop.buffers.requested_batch import RequestedBatch
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
+from interop.buffers.slot_account import account_of
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
@@ -44,7 +45,7 @@ from interop.data.trajectory_keys import TrajectoryKeys
 from interop.engine import plans
 from interop.engine.followers import counts_of
 from interop.host.rows import TorchRows
-from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
+from interop.host.threads import Lock, call_in_children, finished, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.consuming import consuming
@@ -187,7 +188,7 @@ class ReplayBuffer(Sampled):
         """
         self._check_fit(storage, sampler, writer)
         if self._workers_only_write:
-            renew_in_children(self)
+            call_in_children(self._forget_sampler)
         before = self.__dict__
         if before.get("_storage") is not storage or before.get("_sampler") is not sampler:
             if "_storage" in before:
@@ -222,7 +223,8 @@ class ReplayBuffer(Sampled):
         for component in (self._storage, self._sampler, self._writer):
             component.buffer_generator = self._rng
 
-    def renew(self) -> None:  # in a forked child
+    def _forget_sampler(self) -> None:
+        """In a forked child, which only writes."""
         self._sampler = DrawnElsewhere()
         self._draws = self._sampler.draws
         self._deferring = None
@@ -741,10 +743,13 @@ class ReplayBuffer(Sampled):
         end.
         """
         with locked(self):
-            keys = self._trajectory_keys()
-            if self._episodes is None or not self._episodes.are_current(self, keys):
-                self._episodes = Episodes(self, self._over, keys, self._episodes)
-            return self._episodes
+            return self._own_episodes()
+
+    def _own_episodes(self) -> "Episodes[ReplayBuffer]":
+        keys = self._trajectory_keys()
+        if self._episodes is None or not self._episodes.are_current(self, keys):
+            self._episodes = Episodes(self, self._over, keys, self._episodes)
+        return self._episodes
 
     def _trajectory_keys(self) -> TrajectoryKeys:
         """The entries that divide the episodes."""
@@ -765,6 +770,30 @@ class ReplayBuffer(Sampled):
             "generator": self._rng,
             "sample_unit": self._unit,
         }
+
+    def why(self, index: int | tuple[int, ...], *, batch_size: int | None = None) -> fbuf.Why:
+        """What is known about a slot: when it was written, its trajectory, how often it is drawn, or why it is not.
+
+        `print` it for sentences. `probability` is exact: that one draw of the sampler as it stands has the item, a draw of
+        one item, slice or group, without regard to batches that were drawn ahead; with a `sample_unit` that it is the drawn
+        item. Nothing is drawn. O(items), of slices by priority times their length.
+
+        Args:
+            index: of the item, as in the "index" of a sample: an int, or for a storage of several item dims a tuple of ints.
+            batch_size: of the batch that `probability` is of, where that matters: for slices without `slice_len`, and for
+                `drop_last`. That of the buffer by default.
+
+        Raises: TypeError for another index, IndexError where the buffer has no such slot; the errors of `sample` where items
+        lack an entry that the sampler needs.
+        """
+        size = self._batch_size if batch_size is None else whole("batch_size", batch_size)
+        with locked(self):
+            self._sampler.item_values.raise_deferred()
+            episodes = None
+            if len(self._storage) and self._writer.keeps_order:
+                with suppress(RuntimeError, TypeError):  # items that say nothing of trajectories
+                    episodes = self._own_episodes()
+            return account_of(self._storage, self._sampler, self._writer, episodes, index, size)
 
     def in_order(self) -> Any:
         """All rows from the oldest to the newest: `rb[:]` with the rows of a ring in the order of writing.

@@ -37,6 +37,14 @@ def renew_in_children(each: Renewed) -> None:
     _renewed.add(each)
 
 
+_called: set[weakref.WeakMethod[Callable[[], None]]] = set()
+
+
+def call_in_children(method: Callable[[], None]) -> None:
+    """Call a bound method in every child that is forked while its object lives: once, however often it is entered."""
+    _called.add(weakref.WeakMethod(method, _called.discard))
+
+
 class HasMutex(Protocol):
     mutex: Any  # a lock
 
@@ -68,6 +76,10 @@ def _in_child() -> None:
     _in_parent()
     for each in list(_renewed):
         each.renew()
+    for reference in list(_called):
+        method = reference()
+        if method is not None:
+            method()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
