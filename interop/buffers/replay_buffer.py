@@ -771,7 +771,7 @@ class ReplayBuffer(Sampled):
             "sample_unit": self._unit,
         }
 
-    def why(self, index: int | tuple[int, ...], *, batch_size: int | None = None) -> fbuf.Why:
+    def why(self, index: object, *, batch_size: int | None = None) -> fbuf.Why:
         """What is known about a slot: when it was written, its trajectory, how often it is drawn, or why it is not.
 
         `print` it for sentences. `probability` is exact: that one draw of the sampler as it stands has the item, a draw of

@@ -14,7 +14,7 @@ from interop.data.index import as_int
 from interop.data.keys import as_key
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.slice_draws import SliceDraws
-from interop.samplers.stored_trajectories import GivenTrajectories
+from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import Storage, columns
 from interop.writers import Writer
 
@@ -95,13 +95,13 @@ def _coordinates(index: object) -> tuple[int, ...] | None:
     return tuple(int(part) for part in found) if isinstance(found, tuple | list) and len(found) > 1 else None
 
 
-def _stored(source: Any, storage: Storage, slot: int) -> StoredTrajectory:
+def _stored(source: StoredTrajectories | GivenTrajectories, storage: Storage, slot: int) -> StoredTrajectory:
     """The trajectory of an item as far as it is stored, without its id and number."""
     index = source.of(storage)
     row, lane = np.divmod(np.array([slot]), index.lanes)
     times, first, last = (int(each[0]) for each in index.located(row, lane))
-    ends = index.slots_at(np.array([first, last]), np.repeat(lane, 2)).tolist()
-    return StoredTrajectory(None, int(lane[0]), None, times - first, *ends, last - first + 1)
+    begin, end = index.slots_at(np.array([first, last]), np.repeat(lane, 2)).tolist()
+    return StoredTrajectory(None, int(lane[0]), None, times - first, begin, end, last - first + 1)
 
 
 class _MarkersInWords:
