@@ -176,7 +176,8 @@ class LawModel:
         law = self.law()
         enough = self.batch if isinstance(self.sampler, SamplerWithoutReplacement) and self.sampler.drop_last else 1
         units = self.units()
-        if not sum(law.values()) or (isinstance(self.sampler, PromptGroupSampler) and len(units) < 2):
+        drawable = sum(chance > 0 for chance in law.values())
+        if not drawable or (isinstance(self.sampler, PromptGroupSampler) and drawable < 2):
             return
         if isinstance(self.sampler, SliceSampler):
             enough = 2 if enough > 1 else 1

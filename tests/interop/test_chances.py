@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fbuf
-from interop import SamplerEnsemble
+from interop import LazyTensorStorage, RandomSampler, ReplayBuffer, SamplerEnsemble
 from tests.interop.law_model import MANY, ONE_DIM, SAMPLERS, LawModel, ensemble_of, play
 
 
@@ -69,3 +69,35 @@ def test_a_law_does_not_change_the_next_draws():
             again = other.buffer.sample(return_info=True)[1]["index"]
             pairs = zip(index, again, strict=True) if isinstance(index, tuple) else [(index, again)]
             assert all(torch.equal(*pair) for pair in pairs), kind
+
+
+class Newest(RandomSampler):
+    """Draws the newest item."""
+
+    def draw(self, storage, batch_size, key):
+        return torch.full((batch_size,), storage.ring.cursor - 1), {}
+
+
+class SaysSo(Newest):
+    def chances(self, storage, batch_size=None):
+        mass = np.zeros(len(storage))
+        mass[storage.ring.cursor - 1] = 1
+        return fbuf.Chances.of(mass, fbuf.Reason.WAITING)
+
+
+class DrawsOtherwise(SaysSo):
+    def draw(self, storage, batch_size, key):
+        return torch.zeros(batch_size, dtype=torch.int64), {}
+
+
+def test_a_class_of_the_users_says_its_law_or_it_is_not_known():
+    for kind, known in ((Newest, False), (SaysSo, True), (DrawsOtherwise, False)):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=kind())
+        buffer.extend(torch.arange(3))
+        assert buffer.why(2).probability == (1.0 if known else None)
+        assert buffer.why(0).code == (fbuf.Reason.WAITING if known else fbuf.Reason.UNKNOWN)
+        assert buffer.why(3).code == fbuf.Reason.NOT_WRITTEN
+        with pytest.raises(IndexError, match="places 0 to 3"):
+            buffer.why(4)
+        with pytest.raises(TypeError, match="an int"):
+            buffer.why((1, 2))
