@@ -79,7 +79,7 @@ def why(buffer: Buffer | Mixture, state: BufferState | tuple[BufferState, ...], 
     if isinstance(slot, tuple):
         raise TypeError(f"slot must be an int, got {slot!r}: only the slots of a Mixture are pairs")
     law = buffer.chances(state)
-    return _why_of_one(buffer, state, _slot_in(buffer, slot), law, 1.0, _smallest(law) if law.known else None)
+    return _why_of_one(buffer, state, _slot_in(buffer, slot), law, 1.0, law.smallest)
 
 
 def _other_kind(name: str, buffer: object, state: object) -> str:
@@ -269,8 +269,10 @@ def _why_of_mixture(mixture: Mixture, states: tuple[BufferState, ...], slot: int
     laws = _laws(mixture, states)
     parts, buffer = mixture.parts(laws).tolist(), mixture.buffers[member]
     smallest = None
-    if all(law.known for law in laws):
-        smallest = min((_smallest(law) * part for law, part in zip(laws, parts, strict=True) if part > 0), default=None)
+    least = [law.smallest for law in laws]
+    if None not in least:
+        pairs = zip(least, parts, strict=True)
+        smallest = min((each * part for each, part in pairs if each is not None and part > 0), default=None)
     found = _why_of_one(buffer, states[member], _slot_in(buffer, slot[1]), laws[member], parts[member], smallest)
     return dataclasses.replace(found, member=member)
 
@@ -298,13 +300,6 @@ def _slot_in(buffer: Buffer, slot: int) -> int:
     return number
 
 
-def _smallest(law: Chances) -> float:
-    """The probability of the least likely item, or start, that can be drawn; infinite if there is none."""
-    likely = law.probability if law.starts is None else law.starts
-    assert likely is not None
-    return float(likely[likely > 0].min(initial=np.inf))
-
-
 def _why_of_one(
     buffer: Buffer, state: BufferState, slot: int, law: Chances, part: float, smallest: float | None
 ) -> Why:
@@ -319,7 +314,8 @@ def _why_of_one(
         return Why(slot, code, probability=probability)
     lanes = buffer.items_per_row
     priorities = buffer.sampler.priorities(state.sampler, int(state.ring.size) * lanes)
-    found = Why(slot, code, priority=None if priorities is None else float(priorities[slot]), probability=probability)
+    priority = None if priorities is None else float(priorities[slot])
+    found = Why(slot, code, priority=priority, probability=probability, unit=law.unit)
     likely = law.probability if law.starts is None else law.starts
     if likely is not None and smallest is not None and likely[slot] * part > 0:
         found = dataclasses.replace(found, weight=smallest / float(likely[slot] * part))

@@ -15,7 +15,7 @@ class StoredTrajectory:
     Attributes:
         id: the value of the leaf that tells trajectories apart, of several a tuple; None if items have none.
         lane: its lane.
-        number: its number in the lane; None if trajectories are not numbered.
+        number: its number in the lane, or of an `interop` buffer in `rb.episodes`; None if trajectories are not numbered.
         step: how many of its rows came before the item, stored or not; None if not known.
         first: the slot of its first stored item.
         last: the slot of its last stored item.
@@ -47,10 +47,12 @@ class Why:
         priority: as the user passed it; None without priorities.
         weight: the importance weight for beta 1, relative to the largest of any item; for another beta it is weight ** beta.
             None if it is not drawn, or if its probability is not known; of slices that of the start.
-        probability: that one draw contains the slot: a draw of one item, or of one slice. 0 if it is not in the next one,
-            None if it is not known.
+        probability: that one draw contains the slot: a draw of one item, of one slice, or of one group. 0 if it is not in
+            the next one, None if it is not known.
         starts: slots of the starts of which slices contain it, the oldest first; None for single items.
-        member: the member of a mixture; None for one buffer.
+        member: the member of a mixture or ensemble; None for one buffer.
+        unit: what one draw is: "item", "slice" or "group".
+        index: the coordinates of the slot in a storage of several item dims; None for one dim.
     """
 
     slot: int
@@ -65,6 +67,8 @@ class Why:
     probability: float | None = None
     starts: tuple[int, ...] | None = None
     member: int | None = None
+    unit: str = "item"
+    index: tuple[int, ...] | None = None
 
     @property
     def reason(self) -> str | None:
@@ -77,7 +81,11 @@ class Why:
 
     def sentences(self) -> list[str]:
         """All of it in sentences."""
-        name = f"Slot {self.slot}" if self.member is None else f"Slot {self.slot} of member {self.member}"
+        name = f"Slot {self.slot}"
+        if self.index is not None:
+            name += f", at {', '.join(map(str, self.index))},"
+        if self.member is not None:
+            name += f" of member {self.member}"
         if self.code == Reason.NOT_WRITTEN:
             return [f"{name} holds no item, so it cannot be drawn."]
         found = [f"{name} holds an item."]
@@ -108,7 +116,7 @@ class Why:
         if self.probability is None:
             return ["How often it is drawn is not known: the sampler does not say."]
         if self.starts is None:
-            found = [f"A draw of one item has it with probability {self.probability:.6g}."]
+            found = [f"A draw of one {self.unit} has it with probability {self.probability:.6g}."]
         else:
             found = [
                 f"A draw of one slice has it with probability {self.probability:.6g}. It is reached from "

@@ -114,6 +114,18 @@ class Chances:
         found: np.ndarray = (self.reason == Reason.NONE) | (self.reason == Reason.WAITING)
         return found
 
+    @property
+    def smallest(self) -> float | None:
+        """The probability of the least likely item, or start, that can be drawn: inf if none can be, None if unknown."""
+        likely = self.probability if self.starts is None else self.starts
+        return None if likely is None else float(likely[likely > 0].min(initial=np.inf))
+
+    def weight(self, slot: int) -> float | None:
+        """The importance weight of an item, or start, for beta 1, relative to the largest; None if it is not drawn."""
+        likely = self.probability if self.starts is None else self.starts
+        smallest = self.smallest
+        return None if likely is None or smallest is None or not likely[slot] > 0 else smallest / float(likely[slot])
+
     def over(self, slots: int) -> "Chances":
         """Chances over more slots. The additional ones hold no item."""
         more = slots - self.reason.size

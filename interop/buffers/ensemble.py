@@ -16,7 +16,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
-from fbuf.looking import Description
+from fbuf.looking import Description, Why
 from interop.buffers import checkpoints, collate, editing
 from interop.buffers.components import check_fit
 from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
@@ -24,7 +24,9 @@ from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Request
 from interop.buffers.requested_batch import RequestedBatch
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
+from interop.buffers.slot_account import in_member, pair_of
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, Together, described, state_for, together
+from interop.data.arguments import whole
 from interop.data.keys import entry_at, no_priorities
 from interop.data.members import named, of_kind, picked, routed
 from interop.samplers import SamplerEnsemble
@@ -253,6 +255,26 @@ class ReplayBufferEnsemble(Sampled):
                 data = editing.owned(data) if member.storage.is_live(item) else data
             batches.append(collate_fn(data))
         return self._collate_fn(batches)
+
+    def why(self, index: tuple[int, Any], *, batch_size: int | None = None) -> Why:
+        """What is known about an item of a member: as `ReplayBuffer.why`.
+
+        `probability` is that a draw of a member has the item, where the member is chosen as for a part of a batch. `weight`
+        is that in the member, as in samples.
+
+        Args:
+            index: (member, index of the item in it); or (member, *coordinates) for several item dims.
+            batch_size: of the ensemble; that of the ensemble by default.
+        """
+        place, item = pair_of(index, len(self))
+        size = self._batch_size if batch_size is None else whole("batch_size", batch_size)
+        choice = self.sampler.choice
+        part_size = None if size is None else size // choice.num_buffer_sampled
+        shares = choice.shares().tolist()
+        pairs = zip(shares, self.members, strict=True)
+        is_blocked = any(share > 0 and not member.sampler.sampleable(member.storage) for share, member in pairs)
+        found = self.members[place].why(item, batch_size=part_size or None)
+        return in_member(found, place, shares[place], is_blocked)
 
     # ------------------------------------------------------------------ priorities
 

@@ -4,14 +4,14 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from textwrap import indent
 from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.utils import NestedKey
 from torch import Tensor
 
@@ -34,8 +34,9 @@ from interop.buffers.describing import described
 from interop.buffers.episodes import Episodes, keys_of
 from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
-from interop.buffers.requested_batch import RequestedBatch
+from interop.buffers.requested_batch import RequestedBatch, beside
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
+from interop.buffers.slot_account import account_of
 from interop.buffers.to_fbuf import to_fbuf
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
@@ -225,7 +226,8 @@ class ReplayBuffer(Sampled):
         for component in (self._storage, self._sampler, self._writer):
             component.buffer_generator = self._rng
 
-    def _stop_drawing(self) -> None:  # in a forked child
+    def _stop_drawing(self) -> None:
+        """In a forked child, which only writes."""
         self._sampler = DrawnElsewhere()
         self._draws = self._sampler.draws
         self._deferring = None
@@ -637,25 +639,9 @@ class ReplayBuffer(Sampled):
 
     # ------------------------------------------------------------------ sampling
 
-    def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
-        """A batch and its info, determined by the key and the stored items. Uses no prefetched batch and no generator.
-
-        For batches over several buffers. The data do not include the info. The errors of `sample`; TypeError with a
-        sample unit.
-
-        Args:
-            batch_size: how many items.
-            key: random bits, [2] uint32.
-        """
-        if self._unit is not None:
-            raise TypeError(f"parts of a batch cannot be drawn with sample_unit={self._unit!r}: use sample()")
-        data, info = self._draw(batch_size, key)
-        return data, self._info(info)
-
     def _info(self, info: dict[Any, Any]) -> dict[Any, Any]:
         """The info on the device of the storage."""
-        device = getattr(self._storage, "device", None)
-        return {key: _moved(value, device) for key, value in info.items()} if isinstance(device, torch.device) else info
+        return beside(self._storage, info)
 
     def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
         return [Request(0, self._draws, self._storage, batch_size, key)]
@@ -774,10 +760,13 @@ class ReplayBuffer(Sampled):
 
     def _found_episodes(self) -> "Episodes[ReplayBuffer]":
         with locked(self):
-            keys = self._trajectory_keys()
-            if self._episodes is None or not self._episodes.are_current(self, keys):
-                self._episodes = Episodes(self, self._over, keys, self._episodes)
-            return self._episodes
+            return self._own_episodes()
+
+    def _own_episodes(self) -> "Episodes[ReplayBuffer]":
+        keys = self._trajectory_keys()
+        if self._episodes is None or not self._episodes.are_current(self, keys):
+            self._episodes = Episodes(self, self._over, keys, self._episodes)
+        return self._episodes
 
     def _trajectory_keys(self) -> TrajectoryKeys:
         """The entries that divide the episodes."""
@@ -798,6 +787,30 @@ class ReplayBuffer(Sampled):
             "generator": self._rng,
             "sample_unit": self._unit,
         }
+
+    def why(self, index: object, *, batch_size: int | None = None) -> fbuf.Why:
+        """What is known about a slot: when it was written, its trajectory, how often it is drawn, or why it is not.
+
+        `print` it for sentences. `probability` is exact: that one draw of the sampler as it stands has the item, a draw of
+        one item, slice or group, without regard to batches that were drawn ahead; with a `sample_unit` that it is the drawn
+        item. Nothing is drawn. O(items), of slices by priority times their length.
+
+        Args:
+            index: of the item, as in the "index" of a sample: an int, or for a storage of several item dims a tuple of ints.
+            batch_size: of the batch that `probability` is of, where that matters: for slices without `slice_len`, and for
+                `drop_last`. That of the buffer by default.
+
+        Raises: TypeError for another index, IndexError where the buffer has no such slot; the errors of `sample` where items
+        lack an entry that the sampler needs.
+        """
+        size = self._batch_size if batch_size is None else whole("batch_size", batch_size)
+        with locked(self):
+            self._sampler.item_values.raise_deferred()
+            episodes = None
+            if len(self._storage) and self._writer.keeps_order:
+                with suppress(RuntimeError, TypeError):  # items that say nothing of trajectories
+                    episodes = self._own_episodes()
+            return account_of(self._storage, self._sampler, self._writer, episodes, index, size)
 
     def in_order(self) -> Any:
         """All rows from the oldest to the newest: `rb[:]` with the rows of a ring in the order of writing.
@@ -1077,9 +1090,3 @@ _NOT_KEPT = (
 
 def _warns_of_batches() -> bool:
     return os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false")
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_moved(entry, device) for entry in value)
-    return value.to(device) if isinstance(value, Tensor | TensorDict) else value

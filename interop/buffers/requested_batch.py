@@ -2,13 +2,18 @@
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from tensordict import TensorDict
 
 from fbuf.tasks import Task
 from interop.buffers.request import Request
 from interop.host.threads import came_from_a_signal
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
+from interop.storages import Storage
 
 
 class RequestedBatch:
@@ -116,3 +121,54 @@ class RequestedBatch:
         for (generator, before), after in zip(self._before, self._after, strict=True):
             if generator is not torch.default_generator and torch.equal(generator.get_state(), after):
                 generator.set_state(before)
+
+
+class KeyedBuffer(Protocol):
+    """A buffer with one storage."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def sample_unit(self) -> SampleUnit | None: ...
+    def read(self, request: Request) -> Callable[[], tuple[Any, dict[Any, Any]]]: ...
+
+
+def drawn_by_key(buffer: KeyedBuffer, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+    """A batch and its info, determined by the key and the stored items. Uses no prefetched batch and no generator.
+
+    For batches over several buffers. The lock is held. The errors of `sample`; TypeError with a sample unit.
+
+    Args:
+        buffer: draws.
+        batch_size: how many items.
+        key: random bits, [2] uint32.
+    """
+    if buffer.sample_unit is not None:
+        raise TypeError(f"parts of a batch cannot be drawn with sample_unit={buffer.sample_unit!r}: use sample()")
+    request = Request(0, buffer.sampler.draws, buffer.storage, batch_size, key)
+    batch = RequestedBatch(())
+    try:
+        batch.requests = [request]
+        if request.draws.has_state:
+            request.reserve()
+        complete = buffer.read(request)
+        batch.commit()
+    except BaseException as error:
+        batch.settle(error)
+        raise
+    data, info = complete()
+    return data, beside(buffer.storage, info)
+
+
+def beside(storage: Storage, info: dict[Any, Any]) -> dict[Any, Any]:
+    """The info of a batch on the device of the storage."""
+    device = getattr(storage, "device", None)
+    return {key: _moved(value, device) for key, value in info.items()} if isinstance(device, torch.device) else info
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_moved(entry, device) for entry in value)
+    return value.to(device) if isinstance(value, torch.Tensor | TensorDict) else value

@@ -253,12 +253,12 @@ class Sampled(Component):
         )
         return batch
 
-    def _draw(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
-        """Draw a batch now. Without `key` a key is drawn from the generator."""
+    def _draw(self, batch_size: int) -> tuple[Any, Any]:
+        """Draw a batch now."""
         with self._locked():
-            batch = RequestedBatch(self._generators() if key is None else ())
+            batch = RequestedBatch(self._generators())
             try:
-                batch.requests = self._plan(batch_size, randomness.key(self._rng) if key is None else key)
+                batch.requests = self._plan(batch_size, randomness.key(self._rng))
                 complete = self._read(batch, reserves=True)
                 batch.commit()
             except BaseException as error:

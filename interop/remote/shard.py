@@ -9,6 +9,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from interop.buffers.replay_buffer import ReplayBuffer
+from interop.buffers.requested_batch import drawn_by_key
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data.arguments import class_of
 from interop.remote.epochs import Planned
@@ -103,7 +104,7 @@ class Shard:
             if planned is not None and isinstance(draws, EpochDraws):
                 after.callback(setattr, draws, "planned", None)
                 draws.planned = _positions(share, units, key, planned)
-            data, info = self.buffer.draw_by_key(units * share.unit, key)
+            data, info = drawn_by_key(self.buffer, units * share.unit, key)
             lengths = draws.slice_lengths()
         rows = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
         if lengths is None:

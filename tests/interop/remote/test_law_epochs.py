@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from interop import LazyTensorStorage, SamplerWithoutReplacement, SliceSamplerWithoutReplacement, TensorDictReplayBuffer
+from interop.buffers.requested_batch import drawn_by_key
 from interop.remote.epochs import EpochPlan
 from interop.samplers.shares import ShardContents
 from tests.interop.remote.sharded import Sharded, buffers_of, key_of, rows
@@ -49,7 +50,7 @@ def test_epochs_are_those_of_one_buffer_and_no_item_comes_twice(steps: list[Any]
                 seen.clear()
             continue
         try:
-            expected = one.draw_by_key(given_[0], key_of(0))[1]["index"].numel()
+            expected = drawn_by_key(one, given_[0], key_of(0))[1]["index"].numel()
         except (RuntimeError, ValueError) as error:
             with pytest.raises(type(error), match=str(error)[:20]):
                 sharded.sample(given_[0])

@@ -99,7 +99,9 @@ def test_probabilities_are_those_of_draws():
 
 def test_what_cannot_be_drawn_is_named():
     facts = facts_of(buffer_of(sampler=SliceSampler(slice_len=15)))["sampler"]
-    assert facts["refused"] == [{"reason": "the episode is shorter than a slice of 15", "items": 20, "episodes": 2}]
+    assert facts["refused"] == [
+        {"reason": "too few rows of its trajectory are stored for a slice", "items": 20, "episodes": 2}
+    ]
     assert facts["never"] == 20
 
 
