@@ -15,7 +15,7 @@ PAGES = {
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
-    "docs/looking.md": 9,
+    "docs/looking.md": 12,
     "docs/scale.md": 3,
     "docs/view.md": 1,
     "docs/operating.md": 4,
