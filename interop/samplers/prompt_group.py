@@ -1,0 +1,38 @@
+"""What is known of one group of completions."""
+
+import dataclasses
+
+from interop.samplers.groups import Id
+
+INCOMPLETE = "incomplete"  # fewer completions than a group has were written
+OVERWRITTEN = "overwritten"  # of a complete or incomplete group, a completion was overwritten
+CONSUMED = "consumed"  # it was drawn `max_uses` times
+STALE = "stale"  # it is above `max_staleness`
+NO_WEIGHT = "zero weight"  # `staleness_weight_fn` gives it the weight 0
+REASONS = (INCOMPLETE, OVERWRITTEN, CONSUMED, STALE, NO_WEIGHT)
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptGroup:
+    """A group of completions of one prompt, as it is stored.
+
+    Attributes:
+        number: how many groups were begun before, as "group_number" in the info of a batch.
+        id: of the prompt.
+        slots: of its stored completions, in the order of writing.
+        uses: how often it was drawn. Draws are counted where the sampler has `max_uses`, else it is 0.
+        staleness: of its stalest completion; None where the sampler has no `staleness`.
+        reason: why it cannot be drawn: "incomplete", "overwritten", "consumed", "stale" or "zero weight"; None if it can.
+    """
+
+    number: int
+    id: Id
+    slots: tuple[int, ...]
+    uses: int
+    staleness: float | None
+    reason: str | None
+
+    @property
+    def rows(self) -> int:
+        """Stored completions."""
+        return len(self.slots)
