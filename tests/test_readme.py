@@ -15,6 +15,7 @@ PAGES = {
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
+    "docs/logging.md": 3,
     "docs/looking.md": 5,
     "docs/scale.md": 3,
     "docs/view.md": 1,

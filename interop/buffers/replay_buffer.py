@@ -43,7 +43,7 @@ from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.engine import plans
 from interop.engine.followers import counts_of
-from interop.engine.observers import Observers
+from interop.engine.observers import Observer, Observers
 from interop.host.rows import TorchRows
 from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
@@ -504,7 +504,7 @@ class ReplayBuffer(Sampled):
         undoable = self._undoable
         for buffer in buffers:
             if (other := getattr(buffer, "sampler", None)) is None:
-                if hasattr(buffer, "started_over"):
+                if isinstance(buffer, Observer):
                     followed = True
                     undoable = (*undoable, buffer)
                 continue

@@ -2,7 +2,7 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from interop.engine.followers import Followed, Follower
@@ -16,7 +16,7 @@ class Observed(Followed, Protocol):
     @property
     def ndim(self) -> int: ...
     @property
-    def shape(self) -> Any: ...
+    def shape(self) -> Sequence[int] | None: ...
     def attach(self, follower: Follower, /) -> None: ...
     def detach(self, follower: Follower, /) -> None: ...
 
@@ -50,7 +50,7 @@ class Observer(ABC):
         """
 
     @abstractmethod
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: object) -> None:
         """New items are at index."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class Meter:
         totals = _numbers(self._total)
         return numbers | {f"total_{name}": totals[name] for name in _TOTALS if name in totals}
 
-    def log(self, writer: Any, step: int | None = None, *, prefix: str = "buffer/") -> None:
+    def log(self, writer: object, step: int | None = None, *, prefix: str = "buffer/") -> None:
         """`read()`, and pass the numbers on.
 
         Args:

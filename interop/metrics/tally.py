@@ -117,7 +117,7 @@ class Tally(Observer):
             self._count()
         return partial(log.append, entry)
 
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: object) -> None:
         self._writes += 1
         self._log.append((self._writes, index if type(index) is int else _copied(index)))
 
@@ -289,17 +289,17 @@ def _lanes(storage: Observed) -> int:
     return 1 if storage.ndim == 1 or storage.shape is None else math.prod(storage.shape[1:])
 
 
-def _slots(index: Any, storage: Observed) -> np.ndarray:
+def _slots(index: object, storage: Observed) -> np.ndarray:
     """Flat slots, int64, of an int, an array or tensor, or coordinates."""
     if type(index) is int:
         return np.array([index])
     if isinstance(index, tuple) and storage.shape is not None:
         columns = [np.asarray(column.cpu() if isinstance(column, Tensor) else column).reshape(-1) for column in index]
         return np.ravel_multi_index(tuple(columns), tuple(storage.shape))
-    return flat_slots(index, storage)[0].astype(np.int64)  # type: ignore[arg-type]
+    return flat_slots(index, storage)[0].astype(np.int64)  # type: ignore[arg-type]  # of which it takes the shape
 
 
-def _of_user(index: Any, storage: Observed | None) -> Tensor:
+def _of_user(index: object, storage: Observed | None) -> Tensor:
     """Flat slots of an index that a class of the user's has returned; none for an index that is not understood."""
     try:
         assert storage is not None
@@ -313,20 +313,20 @@ def _of_user(index: Any, storage: Observed | None) -> Tensor:
     return torch.from_numpy(np.where(slots < 0, slots + (0 if storage is None else len(storage)), slots))
 
 
-def _version(index: Any) -> Any:
+def _version(index: object) -> object:
     """What differs after a change of the tensor in place."""
     if isinstance(index, Tensor):
         return _version_of(index)
     return [_version_of(each) for each in index if isinstance(each, Tensor)] if type(index) is tuple else 0
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     if isinstance(value, Tensor):
         return value.detach().clone() if value.requires_grad else value.clone()
     return tuple(map(_copied, value)) if type(value) is tuple else np.array(value)
 
 
-def _numbers(values: Any, mask: Tensor | None) -> np.ndarray:
+def _numbers(values: object, mask: Tensor | None) -> np.ndarray:
     """Values of drawn items, float64, without those of padding."""
     if values is None:
         return np.zeros(0)

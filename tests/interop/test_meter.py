@@ -567,9 +567,9 @@ def test_log():
 
 def test_what_takes_no_numbers_is_refused_before_they_are_read():
     _, meter = metered()
-    with pytest.raises(TypeError, match="or is a function of a dict; got .*Run: pass its method 'track'"):
+    with pytest.raises(TypeError, match=r"or is a function of a dict; got .*Run: pass its method 'track'"):
         meter.log(Run(), 1)
-    with pytest.raises(TypeError, match="or is a function of a dict; got int$"):
+    with pytest.raises(TypeError, match=r"or is a function of a dict; got int$"):
         meter.log(3)
     assert meter.read()["draws"] == 2
 
