@@ -33,9 +33,9 @@ class Meter:
     It neither keeps the buffer alive nor is kept by it: a meter that is dropped, or closed, costs nothing any more. It is
     also a context manager, which closes it.
 
-    Cost: about half a microsecond a batch, if nothing else is in the info. `read()` and, when some 10^6 items have
-    gathered, a draw or write count them, in about 10 ns an item. Memory: 12 bytes a slot that was written, and at most
-    some 10^6 slots that are not counted yet.
+    Cost: one entry in a list for each batch and each write. `read()` counts them, and a draw or a write does when some
+    10^6 items have gathered; docs/logging.md has the times. Memory: 12 bytes a slot that was written, and the indices of
+    the batches that are not counted yet.
 
     Args:
         buffer: a `ReplayBuffer` of any class, or a `ReplayBufferEnsemble`. TypeError for anything else.

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from interop.engine.observers import Observed, Observer
 from interop.metrics.row_lives import DrawnAges, RowLives
-from interop.samplers.validation import flat_slots
 
 _WEIGHTS = "priority_weight"
 _STALENESS = "staleness"
@@ -82,6 +81,7 @@ class Tally(Observer):
         self._writes = 0
         self._storage: Callable[[], Observed | None] = _none
         self._in_order = self._copies = False
+        self._dims: Sequence[int] | None = None  # of its items, without the first; None before the first write
         self._lives = RowLives()
         self._rows = 0  # written
         self._begun = 0  # `_rows` when all rows were new
@@ -108,7 +108,7 @@ class Tally(Observer):
     def read(self, info: dict[Any, Any]) -> Callable[[], object]:
         index = info["index"]
         if self._copies:
-            index = _of_user(index, self._storage())
+            index = _of_user(index, self._storage(), self._dims or ())
         values = None if len(info) == 1 else {key: _copied(info[key]) for key in _COPIED if key in info}
         entry = [None, index, _version_of(index) if type(index) is Tensor else _version(index), values]
         log = self._log
@@ -119,6 +119,8 @@ class Tally(Observer):
 
     def mark_update(self, index: object) -> None:
         self._writes += 1
+        if self._dims is None:
+            self._dims = _dims(self._storage())
         self._log.append((self._writes, index if type(index) is int else _copied(index)))
 
     def before_write(self) -> dict[str, Any]:
@@ -132,14 +134,18 @@ class Tally(Observer):
 
     def _begin(self, storage: Observed) -> None:
         filled = storage.contents.filled_rows
-        lanes = _lanes(storage)
+        self._dims = _dims(storage)
         births = None
         if self._in_order:
             ages = (storage.ring.cursor - 1 - np.arange(filled)) % max(filled, 1)
-            births = np.repeat(self._rows - 1 - ages, lanes)
+            births = np.repeat(self._rows - 1 - ages, self._lanes)
         self._rows += 1
         self._begun = self._rows  # batches that were read before are late
-        self._lives.begin(births if births is None else births + 1, filled * lanes, self._rows)
+        self._lives.begin(births if births is None else births + 1, filled * self._lanes, self._rows)
+
+    @property
+    def _lanes(self) -> int:
+        return math.prod(self._dims or ())
 
     # ------------------------------------------------------------------ counting
 
@@ -154,7 +160,7 @@ class Tally(Observer):
         """How often each stored item was drawn since it was written, int32 [items]. Valid until the next write or draw."""
         self._count()
         storage = self._storage()
-        return self._lives.draws(0 if storage is None else storage.contents.filled_rows * _lanes(storage))
+        return self._lives.draws(0 if storage is None else storage.contents.filled_rows * self._lanes)
 
     def _count(self) -> None:
         """Count the entries of the log."""
@@ -166,8 +172,9 @@ class Tally(Observer):
         if storage is None or not entries:
             return
         items = 0
+        dims = self._dims or ()
         capacity = max(storage.max_size, 1)
-        written = _Written(_lanes(storage))
+        written = _Written(self._lanes)
         returned = list[tuple[list[Any], int, int]]()
         for entry in _that_count(entries):
             if type(entry) is list:
@@ -177,18 +184,18 @@ class Tally(Observer):
                     returned.append((entry, entry[_READ], self._rows))
                     entry[_READ] = _RETURNED
             else:
-                slots = _slots(entry[1], storage)
+                slots = _slots(entry[1], dims)
                 slots = slots[slots >= 0]
                 if written.count and written.count + slots.size > capacity:  # slots would be written twice
-                    items += self._advance(storage, written, returned)
+                    items += self._advance(dims, written, returned)
                     written, returned = _Written(written.lanes), []
                 self._rows = written.add(slots, self._rows)
                 self._counts.written += slots.size
                 items += slots.size
-        items += self._advance(storage, written, returned)
+        items += self._advance(dims, written, returned)
         self._most = min(max(_GATHERED * length // max(items, 1), 64), _MOST)
 
-    def _advance(self, storage: Observed, written: "_Written", returned: list[tuple[list[Any], int, int]]) -> int:
+    def _advance(self, dims: Sequence[int], written: "_Written", returned: list[tuple[list[Any], int, int]]) -> int:
         """Count these writes, and batches with the rows written at their read and at their return.
 
         Returns how many items there are in the batches.
@@ -204,7 +211,7 @@ class Tally(Observer):
             counts.batches += 1
             is_as_read = entry[_VERSION] == _version(index)
             if type(index) is not Tensor or index.ndim != 1 or not index.is_cpu or index.dtype != torch.int64:
-                index = torch.from_numpy(_slots(index, storage))
+                index = torch.from_numpy(_slots(index, dims))
             if mask is not None and mask.numel() == index.numel():
                 index = index[mask.reshape(-1).cpu()]
             size = len(index)
@@ -285,29 +292,33 @@ def _that_count(entries: list[Any]) -> list[Any]:
     return kept
 
 
-def _lanes(storage: Observed) -> int:
-    return 1 if storage.ndim == 1 or storage.shape is None else math.prod(storage.shape[1:])
+def _slots(index: object, dims: Sequence[int]) -> np.ndarray:
+    """Flat slots, int64 [n], of an int, an array or tensor [n], or coordinates: a tuple of arrays, or [n, item dims].
+
+    `dims` are the lengths of the item dims, without the first.
+    """
+    columns = [_host(each).reshape(-1) for each in index] if isinstance(index, tuple) else [_host(index)]
+    if not isinstance(index, tuple) and dims and columns[0].ndim == 2:
+        columns = list(columns[0].T)
+    slots = columns[0].astype(np.int64).reshape(-1)
+    for column, length in zip(columns[1:], dims, strict=True):
+        slots = slots * length + column
+    return slots
 
 
-def _slots(index: object, storage: Observed) -> np.ndarray:
-    """Flat slots, int64, of an int, an array or tensor, or coordinates."""
-    if type(index) is int:
-        return np.array([index])
-    if isinstance(index, tuple) and storage.shape is not None:
-        columns = [np.asarray(column.cpu() if isinstance(column, Tensor) else column).reshape(-1) for column in index]
-        return np.ravel_multi_index(tuple(columns), tuple(storage.shape))
-    return flat_slots(index, storage)[0].astype(np.int64)  # type: ignore[arg-type]  # of which it takes the shape
+def _host(values: object) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
-def _of_user(index: object, storage: Observed | None) -> Tensor:
+def _of_user(index: object, storage: Observed | None, dims: Sequence[int]) -> Tensor:
     """Flat slots of an index that a class of the user's has returned; none for an index that is not understood."""
     try:
         assert storage is not None
         if isinstance(index, slice):
             index = np.arange(len(storage))[index]
         if isinstance(index, Tensor | np.ndarray) and index.dtype in (torch.bool, np.bool_):
-            index = np.flatnonzero(np.asarray(index.cpu() if isinstance(index, Tensor) else index))
-        slots = _slots(index, storage)
+            index = np.flatnonzero(_host(index))
+        slots = _slots(index, dims)
     except (TypeError, ValueError, RuntimeError, IndexError):
         slots = np.zeros(0, np.int64)
     return torch.from_numpy(np.where(slots < 0, slots + (0 if storage is None else len(storage)), slots))
@@ -332,6 +343,13 @@ def _numbers(values: object, mask: Tensor | None) -> np.ndarray:
         return np.zeros(0)
     numbers = np.asarray(values.cpu() if isinstance(values, Tensor) else values, np.float64).reshape(-1)
     return numbers[mask.reshape(-1).cpu().numpy()] if mask is not None and mask.numel() == numbers.size else numbers
+
+
+def _dims(storage: Observed | None) -> Sequence[int] | None:
+    """The lengths of the item dims of a storage without the first; None if it does not know them yet."""
+    if storage is None or storage.ndim == 1:
+        return ()
+    return None if storage.shape is None else tuple(storage.shape[1:])
 
 
 def _none() -> None:
