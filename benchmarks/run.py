@@ -31,6 +31,7 @@ SCRIPTS = (
     "torch_slices",
     "torch_hindsight",
     "torch_family",
+    "meter",
     "torch_datasets",
     "remote",
     "batch_sizes",

@@ -47,6 +47,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "doctor": ("show_versions",),
     "datasets": (),  # its names are used as `interop.datasets.X`
     "view": (),
+    "metrics": (),
 }  # fmt: skip
 _WITHOUT_TORCH = ("looking", "doctor")  # families that work where torch is not installed
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names}
@@ -141,7 +142,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from interop import datasets, doctor, doors, formats, llm, looking, maps, opening, remote, specs  # noqa: F401
+    from interop import datasets, doctor, doors, formats, llm, looking, maps, metrics, opening, remote, specs  # noqa: F401
     from interop.doctor import show_versions
     from interop.doors import FunctionalReplayBuffer, from_fbuf
     from interop.formats import (

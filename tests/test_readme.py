@@ -16,6 +16,7 @@ PAGES = {
     "docs/datasets.md": 3,
     "docs/gpu.md": 1,
     "docs/looking.md": 12,
+    "docs/logging.md": 3,
     "docs/scale.md": 3,
     "docs/view.md": 1,
     "docs/operating.md": 4,

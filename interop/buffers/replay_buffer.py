@@ -47,6 +47,7 @@ from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.engine import plans
 from interop.engine.followers import counts_of
+from interop.engine.observers import Observer, Observers
 from interop.host.rows import TorchRows
 from interop.host.threads import Lock, finished, renew_in_children, uninterrupted
 from interop.sample_units import SampleUnit, expanded, expanding
@@ -159,6 +160,7 @@ class ReplayBuffer(Sampled):
     def _begin(self) -> None:
         super()._begin()
         self._making = Lock()
+        self.observers = Observers()
 
     def _init(self) -> None:
         """Make the components. After an error the next use tries again."""
@@ -220,6 +222,9 @@ class ReplayBuffer(Sampled):
         added = (OwnAttributes(component) for component in (storage, writer) if not is_ours(type(component)))
         self._undoable = (*(component for component, changes in own if changes), *added)
         storage.attach(self)
+        fills_in_order = writer.keeps_order and not isinstance(sampler, ConsumingSampler)
+        in_order = fills_in_order and storage.contents.tracks_writes
+        self.observers.join(storage, in_order, sampler.hooks.is_users)
         self._pass_generator()
 
     def _pass_generator(self) -> None:
@@ -531,6 +536,9 @@ class ReplayBuffer(Sampled):
         undoable = self._undoable
         for buffer in buffers:
             if (other := getattr(buffer, "sampler", None)) is None:
+                if isinstance(buffer, Observer):
+                    followed = True
+                    undoable = (*undoable, buffer)
                 continue
             values = other.item_values
             values.refuse_forked_child()  # a sampler that cannot follow the write
@@ -627,6 +635,7 @@ class ReplayBuffer(Sampled):
                         buffer.sampler.clear()
                         buffer.transform.forget()
                         buffer.drop_prefetched()
+                    storage.followers.tell_of_new_rows()
 
             counters = storage.ring.cells.tobytes()
             undoable = [storage, *(buffer.writer for buffer in buffers)]
@@ -662,6 +671,8 @@ class ReplayBuffer(Sampled):
         """
         collate_fn = self._collate_fn if collate_fn is None else collate_fn
         data, info = self._gather(request, collate_fn)
+        if self.observers.references:
+            request.observed = self.observers.read(info)
         revise = self._revision(info, request.key)
         order = Order.of(self, info["index"], info) if self._transform.count else None
         return partial(self._pair, data, info, collate_fn, revise, order)
@@ -1074,7 +1085,7 @@ _MADE_LATE = (
     "_moves_slots",
 )
 _NOT_KEPT = (
-    *("_making", "_stepping", "_iterating", "_readers", "_episodes"),
+    *("_making", "_stepping", "_iterating", "_readers", "_episodes", "observers"),
     *(
         "_make_components",
         "_known_storage",

@@ -1,6 +1,7 @@
 """A request: a draw whose batch is not returned yet."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ class Request:
     key: np.ndarray
     drawn: tuple[Any, Any] | None = None  # what `Draws.reserve` has returned
     before: tuple[Undoable, dict[str, Any]] | None = None  # what the draw changes, and how that was
+    observed: Sequence[Callable[[], object]] = ()  # tell the observers of the buffer that the batch is returned
 
     def reserve(self) -> None:
         """Draw now if key and stored items do not determine the draw: from an epoch, or by a user's sampler."""
@@ -46,8 +48,10 @@ class Request:
 
     def commit(self) -> None:
         """Count it: the batch is returned. It may be called again after an interrupt."""
-        if (epoch := self.draws.of_requests) is not None:
+        if self.drawn is not None and (epoch := self.draws.of_requests) is not None:
             epoch.commit(self.key)
+        for tell in self.observed:
+            tell()
 
     def release(self) -> None:
         """Undo `reserve`, also one that was interrupted: its items remain to be drawn."""

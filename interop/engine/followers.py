@@ -84,6 +84,10 @@ class Followers:
         """The followers that are buffers: those with a sampler."""
         return [each for each in self.all() if hasattr(each, "sampler")]
 
+    def observers(self) -> list[Any]:
+        """The followers that are observers of buffers: see `Observer`."""
+        return [each for each in self.all() if hasattr(each, "started_over")]
+
     def drop_prefetched(self) -> None:
         """Have the buffers drop the batches that they have drawn ahead."""
         for buffer in self.buffers():
@@ -96,9 +100,15 @@ class Followers:
                 buffer.sampler.clear()
                 buffer.sampler.item_values.take_over(storage)
                 buffer.drop_prefetched()
+        self.tell_of_new_rows()
+
+    def tell_of_new_rows(self) -> None:
+        """Tell the observers that all rows were removed or replaced."""
+        for observer in self.observers():
+            observer.started_over()
 
     def report(self, storage: Followed, before: Counts, prepare: Callable[[], None] | None = None) -> None:
-        """Call `mark_update` of the buffers for all rows written since the counts were `before`.
+        """Call `mark_update` of the buffers and observers for all rows written since the counts were `before`.
 
         Rows are known if they were written around the ring; other writes are reported by the writer. Samplers of a storage
         that was emptied meanwhile are cleared first. `prepare` is called before the first call, if there is one.
@@ -122,6 +132,11 @@ class Followers:
                     buffer.sampler.clear()
                 if len(rows):
                     buffer.mark_update(storage.contents.coordinates(rows))
+        for observer in self.observers():
+            if was_emptied:
+                observer.started_over()
+            if len(rows):
+                observer.mark_update(storage.contents.coordinates(rows))
 
     def __reduce__(self) -> Any:
         return Followers, ()

@@ -1,5 +1,6 @@
 """Draws of whole groups of items."""
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -11,6 +12,7 @@ from interop.data import randomness
 from interop.host.threads import uninterrupted
 from interop.samplers.groups import Group
 from interop.samplers.item_groups import ItemGroups
+from interop.samplers.prompt_group import OVERWRITTEN, PromptGroup
 from interop.samplers.slot_draws import SlotDraws, stored
 from interop.samplers.staleness import StalenessAwareSampler
 from interop.storages import Storage
@@ -102,6 +104,46 @@ class GroupDraws(SlotDraws):
         assert law.probability is not None
         probability[slots], reason[slots] = law.probability[:, None], law.reason[:, None]
         return Chances(probability, reason, of_groups=True)
+
+    def records(self, storage: Storage) -> list[PromptGroup]:
+        """All groups with a stored completion, in the order in which they were begun. O(rows). Errors as in a draw."""
+        self._groups.sync(storage)
+        groups = self._groups.groups
+        every = groups.every()
+        reasons = [self._reason(group) for group in every]
+        staleness: list[float | None] = [None] * len(every)
+        if self._staleness is not None and every:
+            slots = np.array([slot for group in every for slot in group.slots])
+            of_rows = self._staleness.staleness_of(storage, slots)
+            starts = np.cumsum([0] + [len(group.slots) for group in every[:-1]])
+            of_groups = np.maximum.reduceat(of_rows, starts)
+            staleness = of_groups.tolist()
+            ready = [at for at, reason in enumerate(reasons) if reason is None]
+            for at, weight in zip(ready, self._weights(self._staleness, of_groups[ready]), strict=True):
+                if weight == 0:
+                    most = self._staleness.max_staleness
+                    reason = Reason.STALE if 0 <= most < of_groups[at] else Reason.ZERO_WEIGHT
+                    reasons[at] = reason.label
+        return [
+            PromptGroup(group.number, group.id, tuple(group.slots), group.uses, old, reason)
+            for group, old, reason in zip(every, staleness, reasons, strict=True)
+        ]
+
+    def _reason(self, group: Group) -> str | None:
+        """Why a group cannot be drawn, of any staleness."""
+        if group.place >= 0:
+            return None
+        if len(group.slots) == self._groups.size:
+            return Reason.CONSUMED.label
+        return Reason.INCOMPLETE.label if self._groups.groups.is_open(group) else OVERWRITTEN
+
+    @staticmethod
+    def _weights(staleness: StalenessAwareSampler, of_groups: np.ndarray) -> np.ndarray:
+        """The weights of groups; 0 for all where none can be drawn."""
+        if of_groups.size:
+            with contextlib.suppress(RuntimeError):
+                return staleness.weighed(of_groups, "groups").weights
+        return np.zeros(of_groups.size)
 
     def _slots_of(self, groups: list[Group]) -> np.ndarray:
         """[groups, group_size]."""

@@ -177,6 +177,16 @@ class Groups:
                 self.ready[group.place] = last
             group.place = -1
 
+    # ------------------------------------------------------------------ what there is
+
+    def every(self) -> list[Group]:
+        """All groups with a stored row, in the order in which they were begun. O(rows)."""
+        return sorted(set(self._of.values()), key=attrgetter("number"))
+
+    def is_open(self, group: Group) -> bool:
+        """Whether further rows may join the group."""
+        return self._open.get(group.id) is group
+
     # ------------------------------------------------------------------ a number of each row
 
     def _note(self, group: Group) -> None:
@@ -197,7 +207,7 @@ class Groups:
         if len(group.slots) == self.size:
             state = _WHOLE
         else:
-            state = _OPEN if self._open.get(group.id) is group else _BROKEN
+            state = _OPEN if self.is_open(group) else _BROKEN
         return (group.number + 1) << _NUMBER | state << _STATE | min(group.uses, MOST_USES)
 
     @classmethod
@@ -231,7 +241,7 @@ class Groups:
 
     def state(self) -> dict[str, Any]:
         """The tree of a checkpoint."""
-        every = sorted(set(self._of.values()), key=attrgetter("number"))
+        every = self.every()
         place = {group: at for at, group in enumerate(every)}
         ids = [group.id for group in every]
         numbers = [id_ for id_ in ids if isinstance(id_, int) and -(2**63) <= id_ < 2**63]

@@ -1,6 +1,8 @@
 """The groups of stored items, and how often each was used."""
 
 import contextlib
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,7 @@ class ItemGroups(ItemValues):
         self.key = key
         self.most = most
         self._process = None if most is None else OneProcess(_ONE_PROCESS)
+        self._storage: Callable[[], Storage | None] = _none  # of the last write or draw
         self.clear()
 
     def clear(self) -> None:
@@ -60,6 +63,11 @@ class ItemGroups(ItemValues):
     def ready(self) -> list[Group]:
         """Groups that can be drawn, of any staleness, as of the last write or draw."""
         return self.groups.ready
+
+    @property
+    def storage(self) -> Storage | None:
+        """The storage of the last write or draw; None if there is none."""
+        return self._storage()
 
     def use(self, chosen: list[Group]) -> None:
         """Count a use of each of these groups, in memory and in the file."""
@@ -81,6 +89,7 @@ class ItemGroups(ItemValues):
 
     def take_over(self, storage: Storage) -> None:
         self.clear()
+        self._storage = weakref.ref(storage)
         self._keep(storage)
 
     def reloaded(self, storage: Storage) -> None:
@@ -122,6 +131,8 @@ class ItemGroups(ItemValues):
 
     def sync(self, storage: Storage) -> None:
         """Read the ids of rows that were written or edited; the next call does where this one raises."""
+        if self._storage() is not storage:
+            self._storage = weakref.ref(storage)
         if self._words is not None:
             self._recall(storage, self._words)
         groups = self.groups
@@ -200,7 +211,11 @@ class ItemGroups(ItemValues):
         return put
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}
+        return {**self.__dict__, "_file": None, "_storage": _none}
+
+
+def _none() -> None:
+    return None
 
 
 def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[Id]:

@@ -9,6 +9,7 @@ from interop.samplers.drawing import DrawingSampler
 from interop.samplers.group_draws import GroupDraws
 from interop.samplers.groups import MOST_USES
 from interop.samplers.item_groups import ItemGroups
+from interop.samplers.prompt_group import PromptGroup
 from interop.samplers.staleness import StalenessAwareSampler
 from interop.storages import Storage
 from interop.writers import Writer
@@ -83,6 +84,18 @@ class PromptGroupSampler(DrawingSampler):
     def num_ready(self) -> int:
         """Groups that can be drawn, of any staleness, as of the last write or draw."""
         return len(self._library_values.ready)
+
+    def groups(self) -> list[PromptGroup]:
+        """All groups with a stored completion: id, slots, uses, staleness, and why it cannot be drawn.
+
+        In the order in which they were begun; of the storage that the sampler draws from, none before it has one. O(rows).
+        The errors of a draw where the stored items have no ids or versions.
+        """
+        storage = self._library_values.storage
+        if storage is None:
+            return []
+        with storage.lock.held():
+            return self._library_draws.records(storage)
 
     @property
     def ran_out(self) -> bool:

@@ -235,6 +235,7 @@ class Storage(Component, Seeded):
         """Call `buffer.mark_update(index)` at each write through any buffer. Does not keep the buffer alive."""
         self.followers.attach(buffer)
         follows = any(each.sampler.hooks.follows_writes for each in self.followers.buffers())
+        follows = follows or bool(self.followers.observers())
         self.followers.is_watching = self.contents.tracks_writes and follows
 
     def detach(self, buffer: Follower) -> None:

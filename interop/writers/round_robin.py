@@ -175,7 +175,7 @@ class RoundRobinWriter(Writer):
 
             samplers = (buffer.sampler for buffer in storage.followers.buffers())
             values = [sampler.item_values for sampler in samplers if sampler.hooks.sees_writes]
-            return all_or_nothing(storage, [storage, self, *values], write)
+            return all_or_nothing(storage, [storage, self, *values, *storage.followers.observers()], write)
 
     def generations_of(self, index: Any) -> Tensor:
         if not self.tracks_generations:
