@@ -580,7 +580,7 @@ class ReplayBuffer(Sampled):
             else:
                 self._sampler.update_priority(index, priority, storage=self._storage)
 
-    def _update_by_users(self, index: Any, priority: Any) -> None:
+    def _update_by_users(self, index: object, priority: object) -> None:
         """Set priorities by a method of a user's class, which is done or not done if a signal interrupts it."""
         sampler = self._sampler
         update = partial(sampler.update_priority, index, priority, storage=self._storage)
