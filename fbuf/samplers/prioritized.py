@@ -164,11 +164,13 @@ class Prioritized(Sampler):
         return dataclasses.replace(state, tree=tree)
 
     def written(self, state: PrioritizedState, slots: Int[Array, " batch"]) -> PrioritizedState:
-        """State after new items came into slots in range. O(batch * log capacity)."""
+        """State after new items came into slots in range. Excluded slots stay excluded. O(batch * log capacity)."""
         if slots.shape[0] == 0:
             return state
         slots = two_or_more(slots)
         value = jnp.broadcast_to(self.value(state.highest, state.alpha), slots.shape)
+        if state.excluded is not None:
+            value = jnp.where(gather(state.excluded, slots), 0, value)
         tree = priority_tree.update(state.tree, slots, value, settled=True)
         return dataclasses.replace(self._begun(state, slots), tree=tree)
 

@@ -129,14 +129,27 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
             else storage.checkpointer.read(storage, content, source, options)
         )
         parts.insert(0, rows)
-    return Together([buffer.drop_prefetched, *parts, partial(_reloaded, buffer, options.beside)])
+    return Together([buffer.drop_prefetched, *parts, _reloaded(buffer, options.beside)])
 
 
-def _reloaded(buffer: HasComponents, beside: Collection[object]) -> None:
-    """The rows were replaced: other buffers on the storage, except those `beside`, start over."""
-    storage = buffer.storage
-    buffer.sampler.item_values.reloaded(storage)
-    storage.followers.start_over(storage, (buffer, *beside))
+def _reloaded(buffer: HasComponents, beside: Collection[object]) -> Apply:
+    """The rows were replaced: other buffers on the storage, except those `beside`, start over.
+
+    What samplers of users have is put back first, for an interrupted load is made again.
+    """
+    loaded = (buffer, *beside)
+    others = [each for each in buffer.storage.followers.buffers() if all(each is not other for other in loaded)]
+    of_users = [each.sampler.item_values for each in others if each.sampler.hooks.is_users]
+    before = [(values, values.before_write()) for values in of_users]
+
+    def start_over() -> None:
+        storage = buffer.storage
+        buffer.sampler.item_values.reloaded(storage)
+        for values, held in before:
+            values.put_back(held)
+        storage.followers.start_over(storage, loaded)
+
+    return start_over
 
 
 def is_state_dict(tree: object, options: LoadOptions) -> bool:
@@ -196,7 +209,7 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
     # The rows are the last, for they may take memory, and the first to be put in.
     if _loads_storage(buffer, options):
         parts.insert(0, checked_state(buffer.storage, fields.any("_storage"), options))
-    return Together([buffer.drop_prefetched, *parts, partial(_reloaded, buffer, options.beside)])
+    return Together([buffer.drop_prefetched, *parts, _reloaded(buffer, options.beside)])
 
 
 def _loads_storage(buffer: HasComponents, options: LoadOptions) -> bool:

@@ -59,7 +59,7 @@ from interop.samplers.slot_draws import SlotDraws
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
-from interop.storages.all_or_nothing import OwnAttributes, Undoable, finish_or_undo
+from interop.storages.all_or_nothing import Attributes, OwnAttributes, Undoable, finish_or_undo, finished_by_users
 from interop.storages.batches import batch_of, read_batch
 from interop.storages.storage import Follower, is_undoable
 from interop.transforms import Compose, Transform
@@ -347,7 +347,7 @@ class ReplayBuffer(Sampled):
                         continue
                     if new is not before:
                         self._sampler.item_values.refuse_forked_child()
-                    finished(partial(self._exchange_storage, before, new, chosen))
+                    self._exchange(self._sampler, self._writer, partial(self._exchange_storage, before, new, chosen))
                     return before
         except BaseException:
             self.let_go()
@@ -419,7 +419,7 @@ class ReplayBuffer(Sampled):
         check_batch_size(new, self._batch_size)
         with locked(self):
             before = self._sampler
-            finished(partial(self._exchange_sampler, new))
+            self._exchange(new, self._writer, partial(self._exchange_sampler, new))
             return before
 
     def _exchange_sampler(self, new: Sampler) -> None:
@@ -431,8 +431,18 @@ class ReplayBuffer(Sampled):
         new = made_component("writer", writer, Writer)
         with locked(self):
             before = self._writer
-            finished(partial(self._join, self._storage, self._sampler, new))
+            self._exchange(self._sampler, new, partial(self._join, self._storage, self._sampler, new))
             return before
+
+    def _exchange(self, sampler: Sampler, writer: Writer, change: Callable[[], None]) -> None:
+        """Make an exchange of components to its end. These are the sampler and the writer that it tells of the storage."""
+        undoable: list[Undoable] = [sampler.item_values] if sampler.hooks.is_users else []
+        if not is_ours(type(writer)):
+            undoable.append(writer)
+        if undoable:
+            finished_by_users([Attributes(self, _COMPONENTS), *undoable], change)
+        else:
+            finished(change)
 
     def share(self, shared: bool = True) -> Self:
         """Share the storage with processes that are forked or started later, under a lock. ValueError with prefetch.
@@ -605,7 +615,16 @@ class ReplayBuffer(Sampled):
                 index = torch.stack([torch.as_tensor(coordinates) for coordinates in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
                 priority = priority.transpose(0, self.dim_extend).flatten()
-            self._sampler.update_priority(index, priority, storage=self._storage)
+            if self._sampler.hooks.updates_by_users:
+                self._update_by_users(index, priority)
+            else:
+                self._sampler.update_priority(index, priority, storage=self._storage)
+
+    def _update_by_users(self, index: object, priority: object) -> None:
+        """Set priorities by a method of a user's class, which is done or not done if a signal interrupts it."""
+        sampler = self._sampler
+        update = partial(sampler.update_priority, index, priority, storage=self._storage)
+        finished_by_users([sampler.item_values], update)
 
     def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
         """Check an update of the priorities of items, [n] with "index", by their `priority_key`. The function does it."""
@@ -639,6 +658,9 @@ class ReplayBuffer(Sampled):
 
             counters = storage.ring.cells.tobytes()
             undoable = [storage, *(buffer.writer for buffer in buffers)]
+            undoable += [OwnAttributes(each) for each in undoable if not is_ours(type(each))]
+            samplers = (buffer.sampler for buffer in buffers)
+            undoable += [sampler.item_values for sampler in samplers if sampler.hooks.is_users]
             undo_states = [(component, component.before_write()) for component in undoable]
             try:
                 write()

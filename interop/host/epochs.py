@@ -71,6 +71,7 @@ class Epoch:
         self._last: _Take | None = None
         # Of an open `whole`: an order, changed places of it, and their entries before.
         self._moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
+        self._since: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None  # the same, since `before_draw`
         self._number = 0  # epochs begun
         self._order: np.ndarray | None = None
         self._length, self._at = 0, _Cursor()
@@ -164,8 +165,9 @@ class Epoch:
             block = block[stays]
         places = np.concatenate((holes, np.arange(start, stop)))
         before, entries = order[places], np.concatenate((block, drawn))
-        if self._moves is not None:
-            self._moves.append((order, places, before))
+        for moves in (self._moves, self._since):
+            if moves is not None:
+                moves.append((order, places, before))
         order[places] = entries
         return drawn.astype(np.int64), (places, before)
 
@@ -189,6 +191,19 @@ class Epoch:
             self._order = None
         self._number += 1
         self._at = _Cursor(self._number, self._at.version + 1)
+
+    def before_draw(self) -> tuple[Any, ...]:
+        """What `put_back` needs after takes without a request. O(1); they are recorded until the next call."""
+        with self.lock:
+            self._since = []
+            return self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved
+
+    def put_back(self, before: tuple[Any, ...]) -> None:
+        """Be as at the last `before_draw`. It may be called again after an interrupt."""
+        with self.lock:
+            for order, places, entries in reversed(self._since or ()):
+                order[places] = entries
+            self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved = before
 
     def restart(self) -> None:
         """Begin an epoch and drop all reserved takes. O(1)."""

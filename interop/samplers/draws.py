@@ -53,6 +53,13 @@ class Draws(ABC):
         """What the next draw changes beside the epoch; None for nothing."""
         return None
 
+    def before_draw(self) -> dict[str, Any]:
+        """What `put_back` needs to undo a `draw` that no request has reserved, of a user's class. O(1)."""
+        return {}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        """Be again as at `before_draw`."""
+
     def let_go(self) -> None:
         """Release the locks that this thread holds: after an interrupt."""
 

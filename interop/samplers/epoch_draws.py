@@ -54,6 +54,12 @@ class EpochDraws(SlotDraws):
     def of_requests(self) -> Epoch | None:
         return self.epoch
 
+    def before_draw(self) -> dict[str, Any]:
+        return {"epoch": self.epoch.before_draw()}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        self.epoch.put_back(before["epoch"])
+
     def let_go(self) -> None:
         self.epoch.lock.let_go()
 

@@ -1,5 +1,6 @@
 """Draws of a sampler whose class defines `draw` or `sample` itself."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,34 +29,55 @@ class OwnSampler(Protocol):
     def chances(self, storage: Storage, batch_size: int | None = None) -> object: ...
 
 
+class _OfBoth:
+    """What a draw of a user's class changes: its attributes, and what the class of the library draws from, as an epoch."""
+
+    def __init__(self, attributes: Undoable, inherited: Draws) -> None:
+        self._attributes = attributes
+        self._inherited = inherited
+
+    def before_write(self) -> dict[str, Any]:
+        return {"attributes": self._attributes.before_write(), "inherited": self._inherited.before_draw()}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        self._attributes.put_back(before["attributes"])
+        self._inherited.put_back(before["inherited"])
+
+
 class OwnDraws(Draws):
     """Calls `draw`, or `sample` with a generator seeded with the key. The results are copied where they are reserved.
 
     Args:
         sampler: what draws.
-        by_key: whether by `draw`.
+        by_key: tells whether by `draw`; asked at each draw, for a test may replace methods of the class.
         changes: another number after each `parameters_changed`.
         inherited: the draws of the class of the library of which it inherits; None if there is none.
         undoable: the attributes of the sampler, which a draw may change.
     """
 
     def __init__(
-        self, sampler: OwnSampler, by_key: bool, changes: int, inherited: Draws | None, undoable: Undoable
+        self,
+        sampler: OwnSampler,
+        by_key: Callable[[], bool],
+        changes: int,
+        inherited: Draws | None,
+        undoable: Undoable,
     ) -> None:
         self._sampler = sampler
         self._by_key = by_key
         self.changes = changes
         self._inherited = inherited
-        self._undoable = undoable
+        self._undoable = undoable if inherited is None else _OfBoth(undoable, inherited)
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         sampler = self._sampler
-        if self._by_key:
+        by_key = self._by_key()
+        if by_key:
             drawn: Any = sampler.draw(storage, batch_size, key)
         else:
             drawn = sampled_by_key(sampler, storage, batch_size, key)
         if not (isinstance(drawn, tuple) and len(drawn) == 2 and hasattr(drawn[1], "items")):
-            name = f"{class_of(sampler)}.{'draw' if self._by_key else 'sample'}()"
+            name = f"{class_of(sampler)}.{'draw' if by_key else 'sample'}()"
             raise TypeError(f"{name} must return (index, info), of which info is a dict, got {drawn!r:.200}")
         index, info = drawn
         return as_tensor(index) if isinstance(index, list | range) else index, info

@@ -34,6 +34,7 @@ class Hooks:
         ends_epochs: `ran_out`.
         draws: `draw` or `sample`, in a class of the user's.
         is_users: whether it is a class of the user's.
+        updates_by_users: whether it is one that takes priorities.
     """
 
     follows_writes: bool = False
@@ -42,6 +43,7 @@ class Hooks:
     ends_epochs: bool = False
     draws: bool = False
     is_users: bool = False
+    updates_by_users: bool = False
 
 
 class Sampler(Stateful, randomness.Seeded, ABC):
@@ -76,6 +78,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             ends_epochs=cls.ran_out is not Sampler.ran_out,
             draws=any(defined_outside(cls, name) for name in ("draw", "sample")),
             is_users=not is_ours(cls),
+            updates_by_users=takes and not is_ours(cls),
         )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -91,10 +94,13 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         draws = self._library_draws
         if draws is not None and not self.hooks.draws:
             return draws
-        by_key = type(self).sample is Sampler.sample
-        return OwnDraws(
-            self, by_key, self._changes, draws, OwnValues(self, self._library_values, ("before_draw", "before_write"))
-        )
+        values = OwnValues(self, self._library_values, ("before_draw", "before_write"))
+        return OwnDraws(self, self._draws_by_key, self._changes, draws, values)
+
+    @classmethod
+    def _draws_by_key(cls) -> bool:
+        """Whether `draw` draws, and not `sample`."""
+        return cls.sample is Sampler.sample
 
     @property
     def item_values(self) -> ItemValues:

@@ -27,6 +27,14 @@ class SliceEpochDraws(SliceDraws, EpochDraws):
         self._version: int | None = None  # of the trajectories of this epoch; None before the first draw
         self._order: np.ndarray | None = None  # of the trajectories in the storage; None until it is needed
 
+    def before_draw(self) -> dict[str, Any]:
+        return {**super().before_draw(), "version": self._version, "order": self._order}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        super().put_back(before)
+        self._version = before["version"]
+        self._order = before["order"]
+
     def forget(self) -> None:
         super().forget()
         self._version = None

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from interop.checkpoint.state import declared
-from interop.host.threads import uninterrupted
+from interop.host.threads import came_from_a_signal, uninterrupted
 from interop.storages.storage import Storage
 
 _T = TypeVar("_T")
@@ -38,6 +38,38 @@ class OwnAttributes:
         for name in attributes.keys() - self._declared - before.keys():
             del attributes[name]
         attributes.update(before)
+
+
+class Attributes:
+    """Some attributes of an object, which are put back."""
+
+    def __init__(self, owner: object, names: Sequence[str]) -> None:
+        self._owner = owner
+        self._names = names
+
+    def before_write(self) -> dict[str, Any]:
+        attributes = vars(self._owner)
+        return {name: attributes[name] for name in self._names}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        vars(self._owner).update(before)
+
+
+def finished_by_users(undoable: Sequence[Undoable], change: Callable[[], _T]) -> _T:
+    """`finished` for a change in which methods of users run: what an interrupted one has changed is put back first.
+
+    An error of such a method itself is raised as it came: nothing is put back, and nothing is called again.
+    """
+    kept = [(each, each.before_write()) for each in undoable]
+    try:
+        return change()
+    except BaseException as error:
+        if came_from_a_signal(error):
+            with uninterrupted():
+                for each, before in reversed(kept):
+                    each.put_back(before)
+                change()
+        raise
 
 
 def all_or_nothing(storage: Storage, undoable: Sequence[Undoable], write: Callable[[], _T]) -> _T:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from interop import (
     LazyTensorStorage,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
@@ -227,6 +228,24 @@ def test_slots_stay_on_the_host_until_the_samplers_have_them(
     slots = rb.extend(of_entries(entries, new.batch_size, torch.device("cuda")))
     [(at, device)] = moved
     assert at is slots and device.type == "cuda" and torch.equal(marked[-1], slots)
+
+
+def test_no_slice_begins_where_an_item_that_begins_none_is_overwritten_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last items of episodes, in the same slots in each round of the ring."""
+    results = []
+    for on_device in (False, True):
+        monkeypatch.setattr(item_priorities, "is_accelerator", lambda device, held=on_device: held)
+        sampler = PrioritizedSliceSampler(12, 1.0, 1.0, slice_len=2)
+        generator = torch.Generator().manual_seed(0)
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, batch_size=64, generator=generator)
+        for first in range(0, 36, 12):
+            step = torch.arange(first, first + 12)
+            rb.extend(TensorDict({"step": step, "next": {"done": (step % 4 == 3)[:, None]}}, [12]))
+            results.append(rb.sample()["step"])
+    assert all(len(each) == 64 for each in results)
+    assert all(map(torch.equal, results[:3], results[3:]))
 
 
 @pytest.mark.parametrize("rows_there", [False, True])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,10 +16,13 @@ from interop import (
     ListStorage,
     ReplayBufferEnsemble,
     Sampler,
+    SamplerWithoutReplacement,
     Storage,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from tests.faults.interrupts import Interrupt, Tracer
+from tests.faults.signatures import signature
 from tests.interop.page import names_of
 from tests.interop.rows import check_same
 
@@ -171,6 +175,103 @@ def test_large_memory_is_put_back_by_methods_of_the_class(times: int, recent: An
         first.extend(rows(45, 100))
     assert first.sampler.counts.tolist() == [2] * 5 + [1] * 45
     assert first.sample()["index"].unique().numel() == 1
+
+
+def test_a_method_that_is_replaced_in_the_class_is_called(recent: Any) -> None:
+    buffer = build(recent(10))
+    buffer.extend(rows(40))
+    for name in ("draw", "sample"):
+        with mock.patch.object(recent, name, lambda self, storage, size, *key: (torch.full((size,), 7), {})):
+            assert (buffer.sample()["index"] == 7).all()
+        assert buffer.sample()["index"].unique().numel() > 1
+
+
+class Logs(SamplerWithoutReplacement):
+    """Logs its calls in a list that is changed in place, with two counts around it; draws from an epoch of the library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Any] = []
+        self.begun = self.ended = 0
+
+    def note(self, *what: Any) -> None:
+        self.begun += 1
+        self.log.append([torch.as_tensor(each).tolist() for each in what])
+        self.ended += 1
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        self.note(index)
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+        self.note(index, priority)
+
+    def draw(self, storage: Any, batch_size: int, key: Any) -> Any:
+        index, info = super().draw(storage, batch_size, key)
+        self.note(index)
+        return index, info
+
+    def _empty(self) -> None:
+        super()._empty()
+        self.note()
+
+    def before_write(self) -> dict[str, Any]:
+        return {"log": len(self.log), "counts": (self.begun, self.ended)}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        del self.log[before["log"] :]
+        self.begun, self.ended = before["counts"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "log": self.log, "begun": self.begun, "ended": self.ended}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        given = dict(state_dict)
+        self.log, self.begun, self.ended = (given.pop(name) for name in ("log", "begun", "ended"))
+        super().load_state_dict(given)
+
+
+def filled(count: int = 40, start: int = 0) -> LazyTensorStorage:
+    storage = LazyTensorStorage(50)
+    build(Logs(), storage).extend(rows(count, start))
+    return storage
+
+
+BEFORE = -1
+INTERRUPTED: dict[str, Callable[[Any, Any], Any]] = {
+    "set_sampler": lambda buffer, _: buffer.set_sampler(Logs()),
+    "set_storage": lambda buffer, _: buffer.set_storage(filled(7, 100)),
+    "empty": lambda buffer, _: buffer.empty(),
+    "sample": lambda buffer, _: buffer.sample(),
+    "update_priority": lambda buffer, _: buffer.update_priority(torch.tensor([1, 3]), torch.tensor([0.5, 2.0])),
+    "load beside it": lambda _, other: other.load_state_dict(other.state_dict()),
+}
+
+
+@pytest.mark.parametrize("call", INTERRUPTED)
+def test_what_a_class_of_the_users_changes_in_an_interrupted_call_is_changed_once_or_not_at_all(call: str) -> None:
+    def after(at: int | None) -> tuple[str, int]:
+        """What the call leaves that is interrupted there, and its steps."""
+        storage = filled()
+        buffer, other = build(Logs(), storage), build(Logs(), storage)
+        for _ in range(2):
+            buffer.sample()
+        with Tracer(-1 if at is None else at, looks=False) as tracer:
+            try:
+                if at != BEFORE:
+                    INTERRUPTED[call](buffer, other)
+            except Interrupt:
+                pass
+            else:
+                assert at in (None, BEFORE)
+        left = signature((buffer.state_dict(), other.sampler.state_dict(), len(buffer)))
+        return left, tracer.count
+
+    done, steps = after(None)
+    known = {done, after(BEFORE)[0]}
+    assert len(known) == 2
+    found = {at: after(at)[0] for at in range(steps // 40 // 2, steps, max(1, steps // 40))}
+    assert not {at for at, left in found.items() if left not in known}
+    assert set(found.values()) == known
 
 
 def test_a_write_that_is_refused_changes_nothing(recent: Any) -> None:
