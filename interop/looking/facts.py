@@ -21,6 +21,7 @@ from interop.shared.folder_description import ACTIVE, LOCK, STATE, counters_of, 
 from interop.shared.published_folder import RECORD
 
 _BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
+_LONGEST_COMMAND = 120
 _MANY = 64  # values of a list that are shown
 
 
@@ -211,7 +212,7 @@ def _rows(root: Path) -> Inspection:
     facts.about["checksums"] = _checksums(root, facts.notes)
     holder = _locked_by(root / LOCK)
     if holder is not None:
-        facts.about["open for writing by process"] = holder
+        facts.about["open for writing by process"] = f"{holder}{_command_of(holder)}"
     if words_of(state)[ACTIVE] and holder is None:
         facts.notes.append("a write was cut off: the next open(mode='r+') rolls it back")
     if (root / RECORD).is_file():
@@ -248,6 +249,16 @@ def _locked_by(path: Path) -> int | None:
     except (OSError, ValueError, IndexError):
         pass
     return None
+
+
+def _command_of(process: int) -> str:
+    """How a process was started, in brackets; nothing where the system does not tell."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+    except OSError:
+        return ""
+    line = " ".join(words)
+    return f" ({line if len(line) <= _LONGEST_COMMAND else line[:_LONGEST_COMMAND] + '...'})" if line else ""
 
 
 def _keys(layout: Mapping[str, Any], items: int) -> list[dict[str, Any]]:
