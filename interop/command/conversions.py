@@ -87,8 +87,8 @@ def resize(source: str, target: str, items: int) -> Path:
         raise FileExistsError(f"{path} is there already: give the name of something new")
     if kind not in ("checkpoint", "rows"):
         raise ValueError(
-            f"{source} is {MEANINGS[kind]}, not a checkpoint or a folder of rows. Convert it first: fbuf convert {source} "
-            "CHECKPOINT"
+            f"{source} is {MEANINGS[kind]}, not a checkpoint or a folder of rows. "
+            + ("Resize one of them" if kind == "folder" else f"Convert it first: fbuf convert {source} CHECKPOINT")
         )
     buffer = open(source, "r")
     members = buffer.members if isinstance(buffer, ReplayBufferEnsemble) else [buffer]
@@ -122,7 +122,7 @@ def _rows_of(path: str) -> list[ReplayBuffer]:
     members = list(buffer.members)
     if not all(isinstance(each, ReplayBuffer) for each in members):
         raise CheckpointMismatch(f"{path} is an ensemble with members that are ensembles: open it, and take these")
-    return members  # type: ignore[return-value]  # checked above
+    return members
 
 
 def _joined(buffers: Sequence[ReplayBuffer], folder: Path | None) -> ReplayBuffer:

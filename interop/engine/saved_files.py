@@ -39,7 +39,7 @@ class SavedRows(Rows):
             within = (rows[here] - number * self._step) * self._per_row + lanes[here]
             for target, column, spec in zip(found, self._files[number], self.specs, strict=True):
                 if target is not None:
-                    target[here] = column.reshape(-1, *spec.shape)[within]
+                    target[here] = column.reshape(len(column) * self._per_row, *spec.shape)[within]
         return [
             known[place] if array is None else as_tensor(array, spec.dtype)
             for place, (array, spec) in enumerate(zip(found, self.specs, strict=True))

@@ -108,7 +108,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             beside.unlink(missing_ok=True)
 
     def _load_from(self, storage: Content, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
-        if Path(path).suffix != ".h5":
+        if Path(path).suffix != ".h5" and not os.path.isfile(path):
             super()._load_from(storage, path, verify, options)
             return
         self._apply(storage, self._read(storage, Path(path), options))

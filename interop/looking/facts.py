@@ -93,6 +93,10 @@ def _checkpoint(root: Path) -> Inspection:
     about: dict[str, Any] = {"saved": _time(root / "MANIFEST.json"), "versions": found.versions}
     facts = Inspection(str(root), "checkpoint", total, len(found.files), about)
     _of_tree(tree, facts)
+    storage = tree.get("storage", tree)
+    content = storage.get("content") if isinstance(storage, Mapping) else None
+    if isinstance(content, Mapping) and isinstance(content.get("file"), str) and (folder / content["file"]).is_file():
+        _of_h5(folder / content["file"], facts)
     missing = [each.name for each in found.files if not (folder / each.name).is_file()]
     if missing:
         facts.notes.append(f"{len(missing)} of its files are missing, as {missing[0]}: it is damaged")
@@ -140,6 +144,12 @@ def _of_storage(saved: Mapping[str, Any], facts: Inspection) -> None:
     rows = content.get("rows", content)
     if not isinstance(rows, Mapping):
         return
+    _of_rows(rows, facts)
+
+
+def _of_rows(rows: Mapping[str, Any], facts: Inspection) -> None:
+    """Add what is saved of rows: ring, or list, and the layout of items."""
+    about = facts.about
     if isinstance(ring := rows.get("ring"), Mapping):
         per_row = math.prod(ring.get("lanes", []))
         about |= {"size": ring.get("filled", 0) * per_row, "capacity": ring.get("capacity", 0) * per_row}
@@ -312,7 +322,24 @@ def _minari(root: Path) -> Inspection:
         facts.about.update(_short(_json(data / "metadata.json")))
     if (data / "main_data.hdf5").is_file():
         facts.keys.extend(_in_h5(data / "main_data.hdf5", only_first=True))
+        return facts
+    try:
+        from pyarrow import ipc, parquet
+    except ImportError:
+        facts.notes.append("columns are shown where pyarrow is installed: pip install 'fbuf[datasets]'")
+        return facts
+    for pattern, schema_of in (
+        ("*.parquet", parquet.read_schema),
+        ("*.arrow", lambda file: ipc.open_file(file).schema),
+    ):
+        for path in sorted(data.rglob(pattern))[:1]:
+            facts.keys.extend(_columns(schema_of(path)))
     return facts
+
+
+def _columns(schema: Any) -> list[dict[str, Any]]:
+    """The columns of a schema of Arrow."""
+    return [{"key": each.name, "dtype": str(each.type), "shape": [], "bytes": None} for each in schema]
 
 
 def _lerobot(root: Path) -> Inspection:
@@ -340,18 +367,29 @@ def _hub(root: Path) -> Inspection:
         with parquet.ParquetFile(path) as file:
             rows += file.metadata.num_rows
             if place == 0:
-                schema = file.schema_arrow
-                facts.keys.extend(
-                    {"key": each.name, "dtype": str(each.type), "shape": [], "bytes": None} for each in schema
-                )
+                facts.keys.extend(_columns(file.schema_arrow))
     facts.about["size"] = rows
     return facts
 
 
 def _h5(path: Path) -> Inspection:
     facts = Inspection(str(path), "h5", path.stat().st_size, 1)
-    facts.keys.extend(_in_h5(path))
+    _of_h5(path, facts)
     return facts
+
+
+def _of_h5(path: Path, facts: Inspection) -> None:
+    """Add what a file of `H5StorageCheckpointer` says of its rows; of another H5 file, its datasets."""
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        described = file.get("_description")
+        text = described[()].tobytes() if isinstance(described, h5py.Dataset) and described.dtype == "uint8" else None
+    if text is None:
+        facts.keys.extend(_in_h5(path))
+        return
+    rows = json_text.parsed(text, str(path), CheckpointCorrupt)
+    _of_rows(rows if isinstance(rows, Mapping) else {}, facts)
 
 
 def _in_h5(path: Path, only_first: bool = False) -> list[dict[str, Any]]:

@@ -285,7 +285,9 @@ def _adopt(storage: Storage, fields: Fields) -> None:
     assert isinstance(columns, StoredColumns)
     with storage.lock.held():
         if layout.varied and values is not None:
-            layout = layout.keeping(PackedParts(values.maps() if isinstance(values, StoredArray) else [values]))
+            text: object = values
+            parts = text.maps() if isinstance(text, StoredArray) else [values]
+            layout = layout.keeping(PackedParts(parts))
         storage.table.layout = layout
         storage.table.adopt(layout, SavedRows(layout, ring, columns))
         storage.ring.size = ring.filled

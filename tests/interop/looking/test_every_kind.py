@@ -125,20 +125,33 @@ MADE: dict[str, Callable[[Path], object]] = {
 TEXT = "an H5 file has steps .* --to rows, hub or checkpoint"
 # What each command says of a kind, where it refuses it; a kind of which nothing is said is read and converted.
 EVERY = ("view", "checkpoint", "rows", "hub", "minari", "h5", "merge", "resize")
+WITH_TEXT = ("checkpoint", "storage by itself", "rows", "hub", "dataset", "lerobot v2.1", "lerobot v3.0")
 REFUSED: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("checkpoint", "storage by itself", "rows", "hub", "dataset", "lerobot v2.1", "lerobot v3.0"), {"h5": TEXT}),
-    "list": dict.fromkeys(("rows", "hub", "minari", "h5", "merge"), "items of a ListStorage differ .* Only a checkpoint"),
+    **{name: {"h5": TEXT} for name in WITH_TEXT},
+    "list": dict.fromkeys(
+        ("rows", "hub", "minari", "h5", "merge"), "items of a ListStorage differ .* Only a checkpoint"
+    ),
     "ensemble": {"view": "--member 0", "h5": TEXT},
     "state": dict.fromkeys(EVERY, "fbuf.load_state"),
     "h5 of minari": dict.fromkeys(EVERY, "opened by the folder two above"),
     "torchrl h5": dict.fromkeys(EVERY, "save without a checkpointer"),
     "torchrl pytree": dict.fromkeys(EVERY, r"interop.convert_torchrl\(folder, new_folder, like\)"),
-    "torchrl": {"hub": "", "minari": "", "h5": ""},
+    "torchrl": {**dict.fromkeys(("rows", "hub", "minari", "h5", "merge"), "we/ird .key%")},
     "folder": dict.fromkeys(EVERY, "open one: rows, storage"),
-}  # fmt: skip
-for each in ("hub", "dataset", "lerobot v2.1", "lerobot v3.0", "minari hdf5", "minari arrow", "minari parquet", "h5 of minari",
-             "h5", "torchrl", "torchrl h5", "torchrl pytree", "folder"):  # fmt: skip
-    REFUSED[each] = {**REFUSED.get(each, {}), "resize": "Convert it first"}
+}
+IN_ROWS = (
+    "checkpoint",
+    "rows",
+    "list",
+    "ensemble",
+    "steps",
+    "checkpoint of H5",
+    "flat checkpoint",
+    "storage by itself",
+    "state",
+)
+for each in MADE.keys() - set(IN_ROWS):
+    REFUSED[each] = {**REFUSED.get(each, {}), "resize": "Resize one" if each == "folder" else "Convert it first"}
 
 
 @pytest.fixture(scope="module")

@@ -227,7 +227,7 @@ def test_refusals(tmp_path: Path) -> None:
     largest.write_bytes(largest.read_bytes()[:-1])
     with pytest.raises(CheckpointCorrupt, match=largest.name):
         interop.open(path)
-    with pytest.raises(UnknownPathError, match="several"):
+    with pytest.raises(UnknownPathError, match="open one: saved"):
         interop.open(tmp_path)
 
 
