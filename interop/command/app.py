@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _STOPPED
     except BrokenPipeError:  # what reads the output has ended, such as `head`
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # Python flushes it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
         return FAILED
     except _REFUSED as error:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__

@@ -7,7 +7,7 @@ and remover. Nothing is built, and no row is read.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -337,7 +337,7 @@ def _minari(root: Path) -> Inspection:
     return facts
 
 
-def _columns(schema: Any) -> list[dict[str, Any]]:
+def _columns(schema: Iterable[Any]) -> list[dict[str, Any]]:
     """The columns of a schema of Arrow."""
     return [{"key": each.name, "dtype": str(each.type), "shape": [], "bytes": None} for each in schema]
 
