@@ -347,7 +347,12 @@ def _lerobot(root: Path) -> Inspection:
     info = _json(root / "meta" / "info.json")
     facts.about.update(_short({name: value for name, value in info.items() if name != "features"}))
     rows = info.get("total_frames")
-    for name, described in dict(info.get("features") or {}).items():
+    features = info.get("features") or {}
+    if not isinstance(features, Mapping) or not all(isinstance(each, Mapping) for each in features.values()):
+        raise CheckpointCorrupt(
+            f"{root / 'meta' / 'info.json'}: 'features' should describe each feature by named entries"
+        )
+    for name, described in features.items():
         shape, dtype = list(described.get("shape") or []), str(described.get("dtype"))
         each = _bytes(dtype, shape)
         size_ = None if each is None or not isinstance(rows, int) else each * rows
