@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
             "target", metavar="TARGET", help="must not be there; for minari the id, such as toy/line-v0"
         )
         command.add_argument("--to", choices=_FORMATS, help="the format: by default checkpoint, or h5 for a name *.h5")
+        command.add_argument(
+            "--exclude", action="append", default=[], metavar="KEY", help="leave an entry out: next.info"
+        )
 
     resizes = add("resize", _resize, "write SOURCE to TARGET with room for ITEMS; the newest rows stay")
     resizes.add_argument("source", metavar="SOURCE")
@@ -188,14 +191,14 @@ def _view(given: argparse.Namespace) -> int:
 def _convert(given: argparse.Namespace) -> int:
     from interop.command.conversions import convert
 
-    _print([inspect(convert(given.source, given.target, given.to))], given.json)
+    _print([inspect(convert(given.source, given.target, given.to, given.exclude))], given.json)
     return 0
 
 
 def _merge(given: argparse.Namespace) -> int:
     from interop.command.conversions import merge
 
-    _print([inspect(merge(given.sources, given.target, given.to))], given.json)
+    _print([inspect(merge(given.sources, given.target, given.to, given.exclude))], given.json)
     return 0
 
 

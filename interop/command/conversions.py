@@ -20,15 +20,16 @@ from interop.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 _ROWS = 4096  # at once
 
 
-def convert(source: str, target: str, to: str | None) -> Path:
+def convert(source: str, target: str, to: str | None, exclude: Sequence[str] = ()) -> Path:
     """Write the rows at a path in another format. Returns where they are."""
-    return merge([source], target, to)
+    return merge([source], target, to, exclude)
 
 
-def merge(sources: Sequence[str], target: str, to: str | None) -> Path:
+def merge(sources: Sequence[str], target: str, to: str | None, exclude: Sequence[str] = ()) -> Path:
     """Write the rows of several paths, one after the other. Returns where they are.
 
-    The target of "minari" is the id of a dataset below `MINARI_DATASETS_PATH`; of other formats a path.
+    Entries of `exclude`, such as "next.info", are left out. The target of "minari" is the id of a dataset below
+    `MINARI_DATASETS_PATH`; of other formats a path.
     """
     to = to or ("h5" if Path(target).suffix in (".h5", ".hdf5") else "checkpoint")
     path = _minari_root() / target if to == "minari" else Path(target)
@@ -40,11 +41,11 @@ def merge(sources: Sequence[str], target: str, to: str | None) -> Path:
         raise ValueError(f"the name of an H5 file ends with .h5, got {target}")
     if os.path.lexists(path):
         raise FileExistsError(f"{path} is there already: give the name of something new")
-    if len(sources) == 1 and to == "checkpoint" and kind_of(sources[0]) in ("checkpoint", "torchrl"):
+    if len(sources) == 1 and to == "checkpoint" and not exclude and kind_of(sources[0]) in ("checkpoint", "torchrl"):
         _opened(sources[0]).dumps(path)  # with its sampler
         return path
     buffers = [buffer for each in sources for buffer in _rows_of(each)]
-    joined = _joined(buffers, path if to == "rows" else None)
+    joined = _joined(buffers, path if to == "rows" else None, _keys(buffers, exclude))
     try:
         if to == "checkpoint":
             joined.dumps(path)
@@ -125,8 +126,21 @@ def _rows_of(path: str) -> list[ReplayBuffer]:
     return members
 
 
-def _joined(buffers: Sequence[ReplayBuffer], folder: Path | None) -> ReplayBuffer:
-    """A buffer with the rows of several ones, in files of a folder, or in anonymous maps."""
+def _keys(buffers: Sequence[ReplayBuffer], exclude: Sequence[str]) -> list[tuple[str, ...]]:
+    """The keys of entries by their names. KeyError for one that no buffer has."""
+    stored = {
+        path for each in buffers if (layout := each.storage.contents.layout) is not None for path in layout.places
+    }
+    keys = [tuple(name.split(".")) for name in exclude]
+    for name, key in zip(exclude, keys, strict=True):
+        if not any(path[: len(key)] == key for path in stored):
+            there = ", ".join(sorted(".".join(map(str, path)) for path in stored))
+            raise KeyError(f"--exclude {name}: there is no such entry, but {there or 'items without names'}")
+    return keys
+
+
+def _joined(buffers: Sequence[ReplayBuffer], folder: Path | None, exclude: Sequence[tuple[str, ...]]) -> ReplayBuffer:
+    """A buffer with the rows of several ones without some entries, in files of a folder, or in anonymous maps."""
     storages = [each.storage for each in buffers]
     dims = {each.ndim for each in storages}
     if len(dims) > 1:
@@ -143,6 +157,7 @@ def _joined(buffers: Sequence[ReplayBuffer], folder: Path | None) -> ReplayBuffe
         rows = rows_in_order(buffer.storage, buffer.writer)
         for part in pieces_in_order(buffer.storage, rows, _ROWS):
             data = buffer.storage.get(torch.from_numpy(part))
+            data = data.exclude(*exclude) if exclude else data
             try:
                 joined.writer.extend(data)
             except (TypeError, RuntimeError) as error:

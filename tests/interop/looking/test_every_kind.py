@@ -136,7 +136,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "h5 of minari": dict.fromkeys(EVERY, "opened by the folder two above"),
     "torchrl h5": dict.fromkeys(EVERY, "save without a checkpointer"),
     "torchrl pytree": dict.fromkeys(EVERY, r"interop.convert_torchrl\(folder, new_folder, like\)"),
-    "torchrl": {**dict.fromkeys(("rows", "hub", "minari", "h5", "merge"), "we/ird .key%")},
+    "torchrl": {**dict.fromkeys(("rows", "hub", "minari", "h5", "merge"), "we/ird .key%|exclude=")},
     "folder": dict.fromkeys(EVERY, "open one: rows, storage"),
 }
 IN_ROWS = (
@@ -277,3 +277,15 @@ def test_h5_files_keep_their_capacity(places: Path) -> None:
     assert opened.storage.max_size == 40 and len(opened) == 30
     opened.extend(ted(15))
     assert len(opened) == 40
+
+
+def test_entries_that_a_format_lacks_are_left_out(tmp_path: Path, shell: Callable[..., tuple[int, dict]]) -> None:
+    a_checkpoint(tmp_path / "saved")
+    asked = ["convert", tmp_path / "saved", tmp_path / "made", "--to", "rows"]
+    assert shell(*asked, "--exclude", "note", "--exclude", "next.done")[0] == 0
+    assert {each["key"] for each in interop.inspect(tmp_path / "made").keys} == {
+        "observation", "action", "next.observation", "next.reward", "index"
+    }  # fmt: skip
+    asked[2] = tmp_path / "other"
+    status, shown = shell(*asked, "--exclude", "nte")
+    assert status == 2 and "no such entry, but action" in shown["error"] and not (tmp_path / "other").exists()
