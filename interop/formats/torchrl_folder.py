@@ -64,7 +64,8 @@ def convert_torchrl(
     """
     if os.path.realpath(folder) == os.path.realpath(path):
         raise ValueError(f"path must be another folder than {os.fspath(folder)!r}, which is read")
-    open_torchrl(folder, like).dumps(path)
+    with torch.inference_mode(False), torch.device("cpu"):
+        open_torchrl(folder, like).dumps(path)
 
 
 def open_torchrl(folder: str | os.PathLike[str], like: ReplayBuffer | None = None) -> ReplayBuffer:
