@@ -2,12 +2,6 @@
 
 from interop.formats.h5 import H5StorageCheckpointer
 from interop.formats.ted_formats import FlatStorageCheckpointer, NestedStorageCheckpointer
-from interop.formats.torchrl_folder import convert_torchrl, open_torchrl
+from interop.formats.torchrl_folder import convert_torchrl
 
-__all__ = [
-    "FlatStorageCheckpointer",
-    "H5StorageCheckpointer",
-    "NestedStorageCheckpointer",
-    "convert_torchrl",
-    "open_torchrl",
-]
+__all__ = ["FlatStorageCheckpointer", "H5StorageCheckpointer", "NestedStorageCheckpointer", "convert_torchrl"]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from interop.buffers import ReplayBuffer
 from interop.buffers.sampled import Sampled
-from interop.formats import H5StorageCheckpointer, open_torchrl
+from interop.formats import H5StorageCheckpointer
 from interop.formats.h5 import shape_of
+from interop.formats.torchrl_folder import open_torchrl
 from interop.looking.path_kinds import MEANINGS, Kind, UnknownPathError, below, kind_of
 from interop.opening.checkpoints import Components, Mode, check_components, opened_checkpoint, over
 from interop.shared.journal import ReadOnly
