@@ -288,6 +288,10 @@ class StoredArray:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def maps(self) -> list[np.ndarray]:
+        """The parts of the array in the files, as `StoredColumns.maps`; all have equal lengths but for the last."""
+        return [part for [part] in self._columns.maps()]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         (array,) = self._columns.read()
         return array if dtype is None else array.astype(dtype)

@@ -11,7 +11,12 @@ def is_torchrl_folder(path: str | os.PathLike[str]) -> bool:
     top = os.fspath(path)
     if not os.path.isdir(top) or os.path.lexists(os.path.join(top, manifest.NAME)):
         return False
-    return os.path.isdir(os.path.join(top, "storage")) or os.path.isfile(os.path.join(top, "buffer_metadata.json"))
+    if os.path.isfile(os.path.join(top, "buffer_metadata.json")):
+        return True
+    rows = os.path.join(top, "storage")  # this library may have written a folder of this name
+    return os.path.isdir(rows) and not any(
+        os.path.lexists(os.path.join(rows, name)) for name in (manifest.NAME, DESCRIPTION)
+    )
 
 
 def refuse_other_folder(path: str | os.PathLike[str]) -> None:

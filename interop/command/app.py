@@ -7,9 +7,10 @@ run. The parser is argparse: Typer imports pydantic, which takes twice as long a
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from fbuf._version import __version__
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError
@@ -20,9 +21,10 @@ _ABOUT = """Look at replay buffers on disk; check, convert, merge and resize the
 
 A PATH is a checkpoint, a folder of rows, a Minari, LeRobot or hub folder, an H5 file, a folder of torchrl, or a folder with
 some of these below it."""
-_STATUS = "exit status: 0 fine, 1 damage found, 2 wrong arguments, nothing there, or it cannot be done"
+_STATUS = "exit status: 0 fine, 1 damage found, 2 wrong arguments, nothing there, or it cannot be done, 130 Ctrl-C"
 _FORMATS = ("checkpoint", "rows", "hub", "minari", "h5")
-_REFUSED = (CheckpointError, OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError)
+_STOPPED = 130  # as shells count Ctrl-C
+_REFUSED = (CheckpointError, OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError, MemoryError)
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -35,11 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED if end.code else 0
     try:
         status: int = given.run(given)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _STOPPED
+    except BrokenPipeError:  # what reads the output has ended, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        return FAILED
     except _REFUSED as error:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
-        if getattr(given, "json", False):
+        if given.json:
             print(json.dumps({"error": text, "type": type(error).__name__}))
-        print(f"error: {text}", file=sys.stderr)
+        print(_printable(f"error: {text}", sys.stderr), file=sys.stderr)
         return DAMAGED if isinstance(error, CheckpointCorrupt) else FAILED
     return status
 
@@ -50,11 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, run: Command, summary: str, as_json: bool = True) -> argparse.ArgumentParser:
+    def add(name: str, run: Command, summary: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary, epilog=_STATUS)
         command.set_defaults(run=run)
-        if as_json:
-            command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--json", action="store_true", help="print JSON")
         return command
 
     looks = add("inspect", _inspect, "what is at PATH: kind, size, keys, components; reads no row")
@@ -64,13 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_argument("paths", nargs="+", metavar="PATH")
     checks.add_argument("--quiet", action="store_true", help="no progress bar")
 
-    seals = add("seal", _seal, "write checksums of a folder of rows that is not in use, for verify", as_json=False)
+    seals = add("seal", _seal, "write checksums of a folder of rows that is not in use, for verify")
     seals.add_argument("path", metavar="PATH")
 
-    views = add("view", _view, "a page for the browser with the rows, episodes and sampler at PATH", as_json=False)
+    views = add("view", _view, "a page for the browser with the rows, episodes and sampler at PATH")
     views.add_argument("path", metavar="PATH")
     views.add_argument("--out", default="buffer.html", help="the page to write, by default %(default)s")
-    views.add_argument("--serve", action="store_true", help="serve the page until interrupted")
+    views.add_argument(
+        "--serve", action="store_true", help="serve the page to this machine until Ctrl-C, without a file"
+    )
+    views.add_argument("--port", type=int, default=8000, help="of --serve, by default %(default)s")
+    views.add_argument("--member", type=int, metavar="N", help="of an ensemble, the member to show: 0 is the first")
 
     converts = add("convert", _convert, "write the rows at SOURCE to TARGET, in the order of time")
     converts.add_argument("source", metavar="SOURCE")
@@ -78,8 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     merges = add("merge", _merge, "write the rows of all SOURCES, one after the other, to TARGET")
     merges.add_argument("sources", nargs="+", metavar="SOURCE")
     for command in (converts, merges):
-        command.add_argument("target", metavar="TARGET", help="must not be there")
+        command.add_argument(
+            "target", metavar="TARGET", help="must not be there; for minari the id, such as toy/line-v0"
+        )
         command.add_argument("--to", choices=_FORMATS, help="the format: by default checkpoint, or h5 for a name *.h5")
+        command.add_argument(
+            "--exclude", action="append", default=[], metavar="KEY", help="leave an entry out: next.info"
+        )
 
     resizes = add("resize", _resize, "write SOURCE to TARGET with room for ITEMS; the newest rows stay")
     resizes.add_argument("source", metavar="SOURCE")
@@ -97,7 +113,13 @@ def _print(results: Sequence[Any], as_json: bool) -> None:
         plain = [each.to_dict() for each in results]
         print(json.dumps(plain[0] if len(plain) == 1 else plain, indent=1, default=str))
     else:
-        print("\n\n".join(map(str, results)))
+        print(_printable("\n\n".join(map(str, results)), sys.stdout))
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """The text with what a stream cannot print as escapes, such as names of files that are no text."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _inspect(given: argparse.Namespace) -> int:
@@ -141,40 +163,49 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
 
 def _seal(given: argparse.Namespace) -> int:
     seal(given.path)
+    _print([inspect(given.path)], given.json)
     return 0
 
 
 def _view(given: argparse.Namespace) -> int:
-    import interop
+    from interop import view
+    from interop.opening import open
 
-    if not hasattr(interop, "view"):
-        raise ImportError("this version has no page for the browser: pip install --upgrade 'fbuf[view]'")
-    interop.view(given.path, out=given.out, **({"serve": True} if given.serve else {}))
-    print(given.out)
+    found: object = open(given.path)
+    if given.member is not None:
+        members = getattr(found, "members", None)
+        if members is None or not 0 <= given.member < len(members):
+            there = "no ensemble" if members is None else f"an ensemble of {len(members)} members"
+            raise ValueError(f"--member {given.member} does not fit: {given.path} is {there}")
+        found = members[given.member]
+    elif hasattr(found, "members"):
+        raise ValueError(f"{given.path} is an ensemble: choose a member by --member 0, --member 1 and so on")
+    if given.serve:
+        view.serve(found, given.port)
+        return 0
+    written = view.write(found, given.out)
+    print(json.dumps({"page": str(written), "bytes": written.stat().st_size}) if given.json else written)
     return 0
 
 
 def _convert(given: argparse.Namespace) -> int:
     from interop.command.conversions import convert
 
-    convert(given.source, given.target, given.to)
-    _print([inspect(given.target)], given.json)
+    _print([inspect(convert(given.source, given.target, given.to, given.exclude))], given.json)
     return 0
 
 
 def _merge(given: argparse.Namespace) -> int:
     from interop.command.conversions import merge
 
-    merge(given.sources, given.target, given.to)
-    _print([inspect(given.target)], given.json)
+    _print([inspect(merge(given.sources, given.target, given.to, given.exclude))], given.json)
     return 0
 
 
 def _resize(given: argparse.Namespace) -> int:
     from interop.command.conversions import resize
 
-    resize(given.source, given.target, given.items)
-    _print([inspect(given.target)], given.json)
+    _print([inspect(resize(given.source, given.target, given.items))], given.json)
     return 0
 
 

@@ -284,6 +284,50 @@ def _name(number: int) -> str:
     return f"{number:08d}.bytes"
 
 
+class PackedParts(PackedValues):
+    """Byte strings that lie in the parts of one array, uint8, such as the mapped files of a checkpoint; read-only.
+
+    A read takes the pages of the values that are asked for. A value on the border of two parts is copied.
+
+    Args:
+        parts: of equal lengths, but for the last one.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        super().__init__()
+        self._segments = dict(enumerate(parts))
+        self._step = max(parts[0].size, 1) if parts else 1
+        self._total = sum(part.size for part in parts)
+
+    def append_whole(self, data: np.ndarray, expected: int = 0) -> int:
+        """RuntimeError: nothing is written here."""
+        raise RuntimeError("rows of a checkpoint that was opened with mode='r' cannot be written; nothing was written")
+
+    def read(self, spans: np.ndarray) -> list[memoryview]:
+        starts, sizes = spans[:, 0], spans[:, 1] >> _KIND
+        if spans.size and (int(starts.min()) < 0 or int((starts + sizes).max()) > self._total):
+            raise self._ended()
+        return [self._bytes_at(start, size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+
+    def reader(self, spans: np.ndarray) -> Callable[[], list[Any]]:
+        return partial(_decoded, self.read(spans), spans[:, 1] & ((1 << _KIND) - 1))
+
+    def _bytes_at(self, start: int, size: int) -> memoryview:
+        place, at = divmod(start, self._step)
+        if not size or at + size <= self._step:
+            return self._segments[place].data[at : at + size] if size else memoryview(b"")
+        pieces = []
+        while size:
+            pieces.append(self._segments[place].data[at : at + size])
+            size, place, at = size - len(pieces[-1]), place + 1, 0
+        return memoryview(b"".join(pieces))
+
+    def copied(self) -> PackedValues:
+        copy = PackedValues()
+        copy.append_whole(np.concatenate([*self._segments.values(), np.empty(0, np.uint8)]))
+        return copy
+
+
 # ---------------------------------------------------------------------- Python values
 
 
@@ -340,6 +384,11 @@ def _values(
     for number, start, stop, kind in spans:
         found.append(_DECODERS[kind](held[number][start:stop] if stop > start else nothing))
     return found
+
+
+def _decoded(data: Sequence[memoryview], kinds: np.ndarray) -> list[Any]:
+    """The values of these bytes and kinds."""
+    return [_DECODERS[kind](each) for each, kind in zip(data, kinds.tolist(), strict=True)]
 
 
 _DECODERS: list[Callable[[memoryview], Any]] = [

@@ -9,6 +9,7 @@ from torch import Tensor
 from fbuf.checkpoint import StoredColumns
 from fbuf.memory_plan import Share
 from interop.data.layout import Layout, LeafSpec
+from interop.engine.places.heap import Heap
 from interop.engine.places.place import Place
 from interop.engine.saved_rows import SavedRing, as_tensor
 from interop.host.stored_rows import Rows
@@ -38,7 +39,7 @@ class SavedRows(Rows):
             within = (rows[here] - number * self._step) * self._per_row + lanes[here]
             for target, column, spec in zip(found, self._files[number], self.specs, strict=True):
                 if target is not None:
-                    target[here] = column.reshape(-1, *spec.shape)[within]
+                    target[here] = column.reshape(len(column) * self._per_row, *spec.shape)[within]
         return [
             known[place] if array is None else as_tensor(array, spec.dtype)
             for place, (array, spec) in enumerate(zip(found, self.specs, strict=True))
@@ -53,6 +54,9 @@ class SavedFiles(Place):
 
     def zeros(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         raise RuntimeError("a checkpoint that was opened with mode='r' takes no items")
+
+    def copied(self, has_rows: bool) -> Place:
+        return Heap("cpu")
 
     def can_renew(self, is_shared: bool) -> bool:
         return False

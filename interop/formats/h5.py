@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tensordict.utils import NestedKey
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Reading, Verify, Writing
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields, Reading, Verify, Writing
 from fbuf.checkpoint.manifest import parse_json
 from fbuf.checkpoint.writing import flush
 from interop.checkpoint.checkpointer import Content
@@ -108,7 +108,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             beside.unlink(missing_ok=True)
 
     def _load_from(self, storage: Content, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
-        if Path(path).suffix != ".h5":
+        if Path(path).suffix != ".h5" and not os.path.isfile(path):
             super()._load_from(storage, path, verify, options)
             return
         self._apply(storage, self._read(storage, Path(path), options))
@@ -203,6 +203,23 @@ class _Array:
 
 
 # ---------------------------------------------------------------------- files
+
+
+def shape_of(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """The capacity of a storage that was saved in an H5 file, in items, and the number of its dims.
+
+    FileNotFoundError, or `CheckpointCorrupt` for a damaged file; `CheckpointMismatch` for one that another program wrote.
+    """
+    where = Path(path)
+    with _reading(where) as opened:
+        if _DESCRIPTION not in opened:
+            raise CheckpointMismatch(
+                f"{where} is not of a H5StorageCheckpointer. main_data.hdf5 of Minari is opened by the folder two above it, "
+                "which has data/metadata.json; files of D4RL and others by a class of interop.datasets with from_local="
+            )
+        with _faults_of(where):
+            shape = Fields({"shape": [int(each) for each in opened["_storage_shape"][()]]}, str(where)).wholes("shape")
+    return math.prod(shape), len(shape)
 
 
 def _datasets(opened: Any, path: Path) -> dict[str, Any]:

@@ -62,16 +62,25 @@ def convert_torchrl(
             compared with their descriptions.
         CheckpointMismatch: it was written from something else; the message says how to save it instead.
     """
-    if like is not None and not isinstance(like, ReplayBuffer):
-        raise TypeError(f"like must be a ReplayBuffer or None, got {class_of(like)}")
     if os.path.realpath(folder) == os.path.realpath(path):
         raise ValueError(f"path must be another folder than {os.fspath(folder)!r}, which is read")
+    with torch.inference_mode(False), torch.device("cpu"):
+        open_torchrl(folder, like).dumps(path)
+
+
+def open_torchrl(folder: str | os.PathLike[str], like: ReplayBuffer | None = None) -> ReplayBuffer:
+    """The buffer that `convert_torchrl` saves; its rows are mapped in the files of the folder, which never changes.
+
+    The arguments and errors are those of `convert_torchrl`. What is written to its rows stays in this process.
+    """
+    if like is not None and not isinstance(like, ReplayBuffer):
+        raise TypeError(f"like must be a ReplayBuffer or None, got {class_of(like)}")
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{os.fspath(folder)}: there is no folder")
     if not is_torchrl_folder(folder):
         raise CheckpointMismatch(f"{os.fspath(folder)}: was not written by `dumps` of a buffer of torchrl")
     with torch.inference_mode(False), torch.device("cpu"):
-        _Dump(folder).buffer(like).dumps(path)
+        return _Dump(folder).buffer(like)
 
 
 @dataclass(frozen=True)
@@ -362,7 +371,8 @@ class _Dump:
         if known.keys() != described.keys():
             raise CheckpointMismatch(
                 f"{fields.where}: the tensors {[*described][:8]} are not those of the storage, {[*known][:8]}. Their lists, "
-                "tuples and dicts were not saved: pass `like`, a buffer with one item of their structure"
+                "tuples and dicts were not saved: call interop.convert_torchrl(folder, new_folder, like), where `like` is a "
+                "buffer with one item of their structure"
             )
         files = {}
         for name, path in known.items():

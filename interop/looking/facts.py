@@ -7,7 +7,7 @@ and remover. Nothing is built, and no row is read.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from interop.shared.folder_description import ACTIVE, LOCK, STATE, counters_of, 
 from interop.shared.published_folder import RECORD
 
 _BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
+_LONGEST_COMMAND = 120
 _MANY = 64  # values of a list that are shown
 
 
@@ -92,6 +93,10 @@ def _checkpoint(root: Path) -> Inspection:
     about: dict[str, Any] = {"saved": _time(root / "MANIFEST.json"), "versions": found.versions}
     facts = Inspection(str(root), "checkpoint", total, len(found.files), about)
     _of_tree(tree, facts)
+    storage = tree.get("storage", tree)
+    content = storage.get("content") if isinstance(storage, Mapping) else None
+    if isinstance(content, Mapping) and isinstance(content.get("file"), str) and (folder / content["file"]).is_file():
+        _of_h5(folder / content["file"], facts)
     missing = [each.name for each in found.files if not (folder / each.name).is_file()]
     if missing:
         facts.notes.append(f"{len(missing)} of its files are missing, as {missing[0]}: it is damaged")
@@ -139,6 +144,12 @@ def _of_storage(saved: Mapping[str, Any], facts: Inspection) -> None:
     rows = content.get("rows", content)
     if not isinstance(rows, Mapping):
         return
+    _of_rows(rows, facts)
+
+
+def _of_rows(rows: Mapping[str, Any], facts: Inspection) -> None:
+    """Add what is saved of rows: ring, or list, and the layout of items."""
+    about = facts.about
     if isinstance(ring := rows.get("ring"), Mapping):
         per_row = math.prod(ring.get("lanes", []))
         about |= {"size": ring.get("filled", 0) * per_row, "capacity": ring.get("capacity", 0) * per_row}
@@ -211,7 +222,7 @@ def _rows(root: Path) -> Inspection:
     facts.about["checksums"] = _checksums(root, facts.notes)
     holder = _locked_by(root / LOCK)
     if holder is not None:
-        facts.about["open for writing by process"] = holder
+        facts.about["open for writing by process"] = f"{holder}{_command_of(holder)}"
     if words_of(state)[ACTIVE] and holder is None:
         facts.notes.append("a write was cut off: the next open(mode='r+') rolls it back")
     if (root / RECORD).is_file():
@@ -248,6 +259,16 @@ def _locked_by(path: Path) -> int | None:
     except (OSError, ValueError, IndexError):
         pass
     return None
+
+
+def _command_of(process: int) -> str:
+    """How a process was started, in brackets; nothing where the system does not tell."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+    except OSError:
+        return ""
+    line = " ".join(words)
+    return f" ({line if len(line) <= _LONGEST_COMMAND else line[:_LONGEST_COMMAND] + '...'})" if line else ""
 
 
 def _keys(layout: Mapping[str, Any], items: int) -> list[dict[str, Any]]:
@@ -301,7 +322,24 @@ def _minari(root: Path) -> Inspection:
         facts.about.update(_short(_json(data / "metadata.json")))
     if (data / "main_data.hdf5").is_file():
         facts.keys.extend(_in_h5(data / "main_data.hdf5", only_first=True))
+        return facts
+    try:
+        from pyarrow import ipc, parquet
+    except ImportError:
+        facts.notes.append("columns are shown where pyarrow is installed: pip install 'fbuf[datasets]'")
+        return facts
+    for pattern, schema_of in (
+        ("*.parquet", parquet.read_schema),
+        ("*.arrow", lambda file: ipc.open_file(file).schema),
+    ):
+        for path in sorted(data.rglob(pattern))[:1]:
+            facts.keys.extend(_columns(schema_of(path)))
     return facts
+
+
+def _columns(schema: Iterable[Any]) -> list[dict[str, Any]]:
+    """The columns of a schema of Arrow."""
+    return [{"key": each.name, "dtype": str(each.type), "shape": [], "bytes": None} for each in schema]
 
 
 def _lerobot(root: Path) -> Inspection:
@@ -309,7 +347,12 @@ def _lerobot(root: Path) -> Inspection:
     info = _json(root / "meta" / "info.json")
     facts.about.update(_short({name: value for name, value in info.items() if name != "features"}))
     rows = info.get("total_frames")
-    for name, described in dict(info.get("features") or {}).items():
+    features = info.get("features") or {}
+    if not isinstance(features, Mapping) or not all(isinstance(each, Mapping) for each in features.values()):
+        raise CheckpointCorrupt(
+            f"{root / 'meta' / 'info.json'}: 'features' should describe each feature by named entries"
+        )
+    for name, described in features.items():
         shape, dtype = list(described.get("shape") or []), str(described.get("dtype"))
         each = _bytes(dtype, shape)
         size_ = None if each is None or not isinstance(rows, int) else each * rows
@@ -329,18 +372,29 @@ def _hub(root: Path) -> Inspection:
         with parquet.ParquetFile(path) as file:
             rows += file.metadata.num_rows
             if place == 0:
-                schema = file.schema_arrow
-                facts.keys.extend(
-                    {"key": each.name, "dtype": str(each.type), "shape": [], "bytes": None} for each in schema
-                )
+                facts.keys.extend(_columns(file.schema_arrow))
     facts.about["size"] = rows
     return facts
 
 
 def _h5(path: Path) -> Inspection:
     facts = Inspection(str(path), "h5", path.stat().st_size, 1)
-    facts.keys.extend(_in_h5(path))
+    _of_h5(path, facts)
     return facts
+
+
+def _of_h5(path: Path, facts: Inspection) -> None:
+    """Add what a file of `H5StorageCheckpointer` says of its rows; of another H5 file, its datasets."""
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        described = file.get("_description")
+        text = described[()].tobytes() if isinstance(described, h5py.Dataset) and described.dtype == "uint8" else None
+    if text is None:
+        facts.keys.extend(_in_h5(path))
+        return
+    rows = json_text.parsed(text, str(path), CheckpointCorrupt)
+    _of_rows(rows if isinstance(rows, Mapping) else {}, facts)
 
 
 def _in_h5(path: Path, only_first: bool = False) -> list[dict[str, Any]]:

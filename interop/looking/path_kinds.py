@@ -21,6 +21,7 @@ MEANINGS: dict[Kind, str] = {
     "torchrl": "a folder that torchrl wrote",
     "folder": "a folder with these below it",
 }
+_H5 = b"\x89HDF\r\n\x1a\n"
 _MOST_BELOW = 1000  # entries of a folder that are looked at
 _DEEPEST = 3
 
@@ -60,7 +61,7 @@ def below(root: Path, depth: int = _DEEPEST) -> list[Path]:
 
 def _kind_itself(root: Path) -> Kind | None:
     if not root.is_dir():
-        return "h5" if root.suffix in (".h5", ".hdf5") and root.is_file() else None
+        return "h5" if root.is_file() and (root.suffix in (".h5", ".hdf5") or _begins_as_h5(root)) else None
     if os.path.lexists(root / manifest.NAME):
         return "checkpoint"
     if os.path.lexists(root / DESCRIPTION):
@@ -72,6 +73,14 @@ def _kind_itself(root: Path) -> Kind | None:
     if (root / "data").is_dir() and next((root / "data").rglob("*.parquet"), None) is not None:
         return "hub"
     return "torchrl" if is_torchrl_folder(root) else None
+
+
+def _begins_as_h5(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_H5)) == _H5
+    except OSError:
+        return False
 
 
 def minari_data(root: Path) -> Path | None:

@@ -1,11 +1,12 @@
 """The buffer that a checkpoint is: built of the classes and arguments in its manifest, over rows that stay in its files."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from fbuf.checkpoint import CheckpointMismatch, Fields, Reading, StoredColumns, load
+from fbuf.checkpoint import CheckpointMismatch, Fields, Reading, StoredArray, StoredColumns, load
 from interop.buffers import (
     PrioritizedReplayBuffer,
     ReplayBuffer,
@@ -16,13 +17,21 @@ from interop.buffers import (
 from interop.buffers.checkpoints import fields_of
 from interop.buffers.recipes import built, called
 from interop.buffers.sampled import Sampled
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import LoadOptions
+from interop.data.packed import PackedParts
 from interop.engine.saved_files import SavedFiles, SavedRows
 from interop.engine.saved_rows import parsed
+from interop.formats import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
+from interop.formats.h5 import shape_of
 from interop.samplers import Sampler
 from interop.shared.journal import ReadOnly
 from interop.storages import LazyTensorStorage, ListStorage, Storage, TensorStorage
-from interop.storages.checkpointers import ListStorageCheckpointer
+from interop.storages.checkpointers import (
+    CompressedListStorageCheckpointer,
+    ListStorageCheckpointer,
+    TensorStorageCheckpointer,
+)
 from interop.transforms import Compose
 from interop.writers import Writer
 
@@ -35,6 +44,18 @@ _BUFFERS: dict[str, Callable[..., ReplayBuffer]] = {
     "TensorDictReplayBuffer": TensorDictReplayBuffer,
     "PrioritizedReplayBuffer": PrioritizedReplayBuffer,
     "TensorDictPrioritizedReplayBuffer": TensorDictPrioritizedReplayBuffer,
+}
+
+_CHECKPOINTERS: dict[str, Callable[[], StorageCheckpointerBase]] = {
+    each.__name__: each
+    for each in (
+        TensorStorageCheckpointer,
+        FlatStorageCheckpointer,
+        NestedStorageCheckpointer,
+        H5StorageCheckpointer,
+        ListStorageCheckpointer,
+        CompressedListStorageCheckpointer,
+    )
 }
 
 
@@ -59,14 +80,17 @@ def _buffer(
     source: Reading, saved: object, where: str, mode: Mode, components: Components, allow_pickle: bool
 ) -> Sampled:
     check_components(components)
-    fields = fields_of(saved, where)
     tree: dict[str, Any] = dict(saved) if isinstance(saved, Mapping) else {}
+    if "kind" not in tree and "checkpointer" in tree:
+        return _storage_by_itself(source, tree, where, mode, components, allow_pickle)
+    _refuse_other(tree, where)
+    fields = fields_of(saved, where)
     if "members" in fields:
         return _ensemble(source, tree, fields, mode, components, allow_pickle)
     transform = _transform(fields, components)
     if "transform" in components and components["transform"] is None:
         tree["transforms"] = Compose().state()
-    storage, rows_are_there = _storage(fields, mode, components.get("storage"))
+    storage, rows_are_there = _storage(fields, mode, components.get("storage"), source)
     sampler = built(Sampler, fields.fields("sampler"), components.get("sampler"))
     writer: Writer = built(Writer, fields.fields("writer"), components.get("writer"))  # type: ignore[type-abstract]
     buffer = _assembled(fields, components, sampler, storage=storage, writer=writer, transform=transform)
@@ -79,6 +103,48 @@ def _buffer(
     buffer.with_state(tree, options)()
     if mode == "r":
         storage.guard.journal = ReadOnly(str(source.path))
+    return buffer
+
+
+def _refuse_other(tree: Mapping[str, Any], where: str) -> None:
+    """CheckpointMismatch, which says what to call, for a checkpoint of something else than a buffer or a storage."""
+    if tree.get("kind") == "pytree":
+        raise CheckpointMismatch(
+            f"{where}: it was saved by fbuf.save_state, and has arrays without the buffer that they belong to: call "
+            f"fbuf.load_state({where!r}, like)"
+        )
+    if "kind" not in tree and "class" in tree:
+        raise CheckpointMismatch(
+            f"{where}: it is the state of a {tree['class']}, not of a buffer: build one, and call its loads({where!r})"
+        )
+
+
+def _storage_by_itself(
+    source: Reading, saved: Mapping[str, Any], where: str, mode: Mode, components: Components, allow_pickle: bool
+) -> ReplayBuffer:
+    """A buffer over a storage that was saved without one, with the components that were given."""
+    fields = Fields({"storage": saved}, where)
+    storage, rows_are_there = _storage(fields, mode, components.get("storage"), source)
+    if rows_are_there:
+        _adopt(storage, fields)
+    else:
+        storage.checkpointer.read(storage, saved, source, LoadOptions(allow_pickle=allow_pickle))()
+    buffer = over(storage, {**components, "storage": None})
+    if mode == "r":
+        storage.guard.journal = ReadOnly(str(source.path))
+    return buffer
+
+
+def over(storage: Storage, components: Components, batch_size: int | None = None) -> ReplayBuffer:
+    """A buffer over a storage with rows, with the components that were given. TypeError for a buffer of another kind."""
+    layout = storage.contents.layout
+    is_plain = layout is not None and not layout.is_tensordict
+    make = components.get("buffer") or (ReplayBuffer if is_plain else TensorDictReplayBuffer)
+    names = ("sampler", "writer", "transform", "collate_fn")
+    parts = {name: components[name] for name in names if components.get(name) is not None}
+    buffer = make(storage=storage, batch_size=batch_size, **parts)  # type: ignore[operator]  # a class, or function
+    if not isinstance(buffer, ReplayBuffer):
+        raise TypeError(f"components['buffer'] must make a ReplayBuffer, got {type(buffer).__name__}")
     return buffer
 
 
@@ -159,37 +225,44 @@ def _assembled(fields: Fields, components: Components, sampler: Sampler, **parts
 # ------------------------------------------------------------------ storages
 
 
-def _storage(fields: Fields, mode: Mode, given: object) -> tuple[Storage, bool]:
+def _storage(fields: Fields, mode: Mode, given: object, source: Reading) -> tuple[Storage, bool]:
     """The storage, and whether its rows are mapped in the files of the checkpoint."""
     saved = fields.fields("storage")
-    content = saved.fields("content")
+    content, name = saved.fields("content"), saved.text("checkpointer")
     if given is not None:
         return built(Storage, _named(saved), given), False
+    if name not in _CHECKPOINTERS:
+        raise CheckpointMismatch(
+            f"{saved.where}: a {name} has written the items: pass the storage, built as it was, with its checkpointer: "
+            "interop.open(path, components={'storage': storage})"
+        )
     rows = content.any("rows") if "rows" in content else None
     if isinstance(rows, Mapping) and "scheme" not in rows:
         ring = rows.get("ring")
-        ndim, max_size = (ring["ndim"], _items(ring)) if isinstance(ring, Mapping) else (1, 1)
+        max_size, ndim = _items(ring) if isinstance(ring, Mapping) else (1, 1)
         own = saved.any("arguments") if "arguments" in saved else {}
         max_size = own.get("max_size", max_size) if isinstance(own, Mapping) else max_size
         if mode == "r" and rows.get("layout") is not None:
             return TensorStorage.over(SavedFiles(), max_size, ndim=ndim), True
         return LazyTensorStorage(max_size, ndim=ndim), False
-    if "arguments" not in saved and "capacity" in content and content.any("storage") == "list":
+    if "arguments" in saved:
+        storage = built(Storage, _named(saved))
+    elif "capacity" in content and content.any("storage") == "list":
         capacity = content.whole("capacity", 1)
-        return ListStorage(None if capacity == ListStorage().max_size else capacity), False
-    storage = built(Storage, _named(saved))
-    if isinstance(storage, ListStorage):
-        storage.checkpointer = (
-            ListStorageCheckpointer() if saved.text("checkpointer") == "ListStorageCheckpointer" else None
-        )
+        storage = ListStorage(None if capacity == ListStorage().max_size else capacity)
+    elif "ring" in content or "file" in content:  # of TED data
+        items = _items(content.any("ring")) if "ring" in content else shape_of(source.file(content.text("file")))
+        storage = LazyTensorStorage(items[0], ndim=items[1])
+    else:
+        storage = built(Storage, _named(saved))
+    if type(storage.checkpointer).__name__ != name:
+        storage.checkpointer = _CHECKPOINTERS[name]()
     return storage, False
 
 
-def _items(ring: Mapping[str, Any]) -> int:
-    items: int = ring["capacity"]
-    for lane in ring["lanes"]:
-        items *= lane
-    return items
+def _items(ring: Mapping[str, Any]) -> tuple[int, int]:
+    """The capacity of a ring in items, and the number of its dims."""
+    return ring["capacity"] * math.prod(ring["lanes"]), ring["ndim"]
 
 
 def _named(saved: Fields) -> Fields:
@@ -212,9 +285,9 @@ def _adopt(storage: Storage, fields: Fields) -> None:
     assert isinstance(columns, StoredColumns)
     with storage.lock.held():
         if layout.varied and values is not None:
-            layout = layout.keeping(storage.table.values_for(layout))
-            assert layout.values is not None
-            layout.values.append_whole(values.__array__())  # at address 0, so the saved spans are right
+            text: object = values
+            parts = text.maps() if isinstance(text, StoredArray) else [values]
+            layout = layout.keeping(PackedParts(parts))
         storage.table.layout = layout
         storage.table.adopt(layout, SavedRows(layout, ring, columns))
         storage.ring.size = ring.filled

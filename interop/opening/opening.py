@@ -1,15 +1,15 @@
 """The buffer that is at a path: made of what its files say, without its rows being read."""
 
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
+from interop.buffers import ReplayBuffer
 from interop.buffers.sampled import Sampled
-from interop.checkpoint.layouts import layout_of
-from interop.looking.path_kinds import MEANINGS, Kind, UnknownPathError, kind_of
-from interop.opening.checkpoints import Components, Mode, check_components, opened_checkpoint
-from interop.shared.folder_description import description
+from interop.formats import H5StorageCheckpointer
+from interop.formats.h5 import shape_of
+from interop.formats.torchrl_folder import open_torchrl
+from interop.looking.path_kinds import MEANINGS, Kind, UnknownPathError, below, kind_of
+from interop.opening.checkpoints import Components, Mode, check_components, opened_checkpoint, over
 from interop.shared.journal import ReadOnly
 from interop.storages import LazyMemmapStorage, LazyTensorStorage
 from interop.writers import ImmutableDatasetWriter
@@ -19,6 +19,8 @@ _LOCAL: dict[Kind, str] = {
     "lerobot": "LeRobotExperienceReplay",
     "minari": "MinariExperienceReplay",
 }
+
+_SHOWN = 8  # of what is in a folder
 
 
 def open(
@@ -32,12 +34,15 @@ def open(
     """The buffer that a checkpoint, a folder of rows, or a dataset is, with its components.
 
     - A checkpoint (of `dumps`, ensembles too): buffer, storage, sampler, writer and their states. Only the manifest and
-      the state of the components are read. Rows of tensors stay in the files, are mapped, and are read where they are
-      drawn; they stay readable when another checkpoint replaces this one. Text, items of lists and frames are read at once.
-      The checksums of rows are not compared: that is `verify`. Sampler and transforms work as in the saved buffer.
+      the state of the components are read. Rows of tensors, with text and ragged rows, stay in the files, are mapped, and
+      are read where they are drawn; they stay readable when another checkpoint replaces this one. Read at once are items
+      of lists, frames of a `LazyFrameStorage`, and rows that a checkpointer or hook of TED data or H5 files has changed.
+      The checksums of rows are not compared: that is `verify`. Sampler and transforms work as in the saved buffer. Of a
+      storage that was saved by itself: a buffer over it, with a `RandomSampler`, or the given one.
     - A folder of rows: as `LazyMemmapStorage.open`, in a buffer with a `RandomSampler`, or the given one.
+    - A folder of torchrl: the buffer that `convert_torchrl` makes, with its rows mapped in these files.
     - A dataset: a folder that was converted; a hub folder, a Minari or a LeRobot folder, which are converted at the first
-      use, see `interop.datasets`; an H5 file of `H5StorageCheckpointer`, which is read.
+      use, see `interop.datasets`. An H5 file of `H5StorageCheckpointer`, which is read at once.
 
     Nothing in the files is executed or imported: they name classes of this library, and plain arguments.
 
@@ -69,13 +74,17 @@ def open(
         if batch_size is not None:
             buffer.batch_size = batch_size
         return buffer
+    if given.get("storage") is not None:
+        raise ValueError(f"components has 'storage', which only a checkpoint takes: {root} is {MEANINGS[kind]}")
     if kind == "rows":
         return _rows(root, mode, given, batch_size)
     if mode == "r+" and kind != "h5":
-        raise ValueError(f"{root} is {MEANINGS[kind]}, which is only read: copy its rows into another storage")
+        raise ValueError(
+            f"{root} is {MEANINGS[kind]}, which is only read. Convert it once, and open the result: "
+            f"fbuf convert {root} TARGET"
+        )
     if kind == "dataset":
-        storage = LazyMemmapStorage.open(root, "r")
-        return _over(storage, ImmutableDatasetWriter(), given, batch_size)
+        return _rows(root, "r", {"writer": ImmutableDatasetWriter(), **given}, batch_size)
     if kind in _LOCAL:
         from interop import datasets  # here: a program without datasets does not load them
 
@@ -89,50 +98,36 @@ def open(
     if kind == "h5":
         return _h5(root, mode, given, batch_size)
     if kind == "torchrl":
-        raise UnknownPathError(
-            f"{root} was written by torchrl: convert it once, by interop.convert_torchrl({os.fspath(root)!r}, new_folder)"
-        )
+        return _torchrl(root, given, batch_size)
+    inside = [str(each.relative_to(root)) for each in below(root)]
     raise UnknownPathError(
-        f"{root} is a folder with several of these in it: open one of them; interop.inspect lists them"
+        f"{root} is a folder with {len(inside)} of these in it, open one: {', '.join(inside[:_SHOWN])}"
     )
 
 
-def _rows(root: Path, mode: Mode, given: Mapping[str, object], batch_size: int | None) -> ReplayBuffer:
-    layout = layout_of(description(root).any("layout"), str(root))
+def _rows(root: Path, mode: Mode, given: Components, batch_size: int | None) -> ReplayBuffer:
     storage = LazyMemmapStorage.open(root, mode)
-    default = TensorDictReplayBuffer if layout.is_tensordict else ReplayBuffer
     try:
-        return _over(storage, given.get("writer"), given, batch_size, default)
+        return over(storage, given, batch_size)
     except BaseException:
         storage.close()
         raise
 
 
-def _over(
-    storage: LazyMemmapStorage | LazyTensorStorage,
-    writer: object,
-    given: Mapping[str, object],
-    batch_size: int | None,
-    kind: Callable[..., ReplayBuffer] = TensorDictReplayBuffer,
-) -> ReplayBuffer:
-    """A buffer over a storage, with the components that were given."""
-    if given.get("storage") is not None:
-        raise ValueError("components has 'storage': the rows of a folder are their own storage")
-    parts = {name: given[name] for name in ("sampler", "transform", "collate_fn") if given.get(name) is not None}
-    make = given.get("buffer") or kind
-    buffer: ReplayBuffer = make(storage=storage, writer=writer, batch_size=batch_size, **parts)  # type: ignore[operator]
+def _h5(root: Path, mode: Mode, given: Components, batch_size: int | None) -> ReplayBuffer:
+    items, ndim = shape_of(root)
+    storage = LazyTensorStorage(items, ndim=ndim)
+    storage.checkpointer = H5StorageCheckpointer()
+    storage.loads(root)
+    buffer = over(storage, given, batch_size)
+    if mode == "r":
+        storage.guard.journal = ReadOnly(str(root))
     return buffer
 
 
-def _h5(root: Path, mode: Mode, given: Mapping[str, object], batch_size: int | None) -> ReplayBuffer:
-    from interop.formats import H5StorageCheckpointer
-    from interop.looking import inspect
-
-    rows = [each["shape"][0] for each in inspect(root).keys if each["shape"]]
-    storage = LazyTensorStorage(max(sum(rows), 1))
-    storage.checkpointer = H5StorageCheckpointer()
-    storage.loads(root)
-    buffer = _over(storage, given.get("writer"), given, batch_size)
-    if mode == "r":
-        storage.guard.journal = ReadOnly(str(root))
+def _torchrl(root: Path, given: Components, batch_size: int | None) -> ReplayBuffer:
+    found = open_torchrl(root)
+    parts = {"sampler": found.sampler, "writer": found.writer} | {name: each for name, each in given.items() if each}
+    buffer = over(found.storage, parts, found.batch_size if batch_size is None else batch_size)
+    buffer.storage.guard.journal = ReadOnly(str(root))
     return buffer

@@ -1,9 +1,12 @@
 """The command: exit statuses, JSON, what it loads, and each conversion."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -38,6 +41,52 @@ def test_statuses_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (saved / "MANIFEST.json").write_text("{}")
     assert run(capsys, "inspect", saved)[0] == 1
     assert run(capsys, "seal", rows)[0] == 0 and run(capsys, "verify", rows)[0] == 0
+
+
+def test_no_path_is_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Paths that are nothing, or nothing that is known, and files with content that is no JSON or of another structure."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+    (tmp_path / "broken.h5").write_bytes(b"no H5")
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/no text \xff")
+    os.mkdir(name)
+    given = [tmp_path / each for each in ("empty", "loop", "pipe", "socket", "broken.h5", "nothing", "x" * 300)]
+    for path in [*given, name, "", "\0", "/dev/null"]:
+        for command in ("inspect", "verify", "seal", "view"):
+            status, out, err = run(capsys, command, path, "--json")
+            assert status == 2 or (status == 1 and path == tmp_path / "broken.h5"), (command, path, err)
+            assert isinstance(json.loads(out), dict)
+    a_checkpoint(tmp_path / "ünï 日本")
+    assert run(capsys, "inspect", tmp_path / "ünï 日本")[0] == 0
+    lerobot, minari = tmp_path / "lerobot" / "meta" / "info.json", tmp_path / "minari" / "data" / "metadata.json"
+    for text in ("", "[", "[1]", "{}", '{"features": {"a": null}}', '{"features": 3, "a": NaN}', "[" * 10_000):
+        for file in (lerobot, minari):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            for command in ("inspect", "verify", "view"):
+                status, out, _ = run(capsys, command, file.parents[1], "--json")
+                assert status in (0, 1, 2) and isinstance(json.loads(out), dict)
+
+
+def test_interrupts_and_closed_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = a_checkpoint(tmp_path / "saved")
+    command = [sys.executable, "-m", "interop", "inspect", *[str(saved)] * 200]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (2, b"")
+    monkeypatch.setattr("interop.command.app.inspect", mock.Mock(side_effect=KeyboardInterrupt))
+    assert main(["inspect", str(tmp_path)]) == 130
+
+
+def test_the_page_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = a_checkpoint(tmp_path / "saved")
+    with mock.patch.object(interop.view, "serve") as serve:
+        assert run(capsys, "view", saved, "--serve", "--port", 0)[0] == 0
+    assert len(serve.call_args.args[0]) == 30 and serve.call_args.args[1] == 0
 
 
 def test_the_command_is_there_as_a_module_and_loads_little(tmp_path: Path) -> None:

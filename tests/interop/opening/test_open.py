@@ -1,5 +1,7 @@
 """`open` gives the buffer that was saved, without reading its rows, and refuses to write them."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -103,6 +105,22 @@ def test_rows_are_mapped_and_outlive_the_next_checkpoint(tmp_path: Path) -> None
     buffer.extend(torch.zeros(1500, 2, 500, dtype=torch.int32))
     buffer.dumps(tmp_path)
     assert (opened.storage[:] == before).all()
+
+
+def test_text_is_mapped_over_the_borders_of_files(tmp_path: Path) -> None:
+    texts = [chr(97 + place % 26) * (20_011 + place) + "é" for place in range(40)]  # in parts of 256 KiB
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(50), batch_size=4)
+    buffer.extend(TensorDict({"t": torch.arange(40), "empty": torch.zeros(40, 0), "text": texts}, [40]))
+    buffer.dumps(tmp_path / "one")
+    with mock.patch.object(Reading, "read_file", side_effect=lambda entry, pieces: pieces) as read:
+        opened = interop.open(tmp_path / "one")
+        assert {call.args[0].name for call in read.call_args_list} <= {"small"}
+    opened = interop.open(tmp_path / "one")
+    assert list(opened[:]["text"]) == texts and opened[:]["empty"].shape == (40, 0)
+    assert [texts[t] for t in opened.sample()["t"].tolist()] and opened[[39, 13]]["text"] == [texts[39], texts[13]]
+    opened.dumps(tmp_path / "two")
+    for again in (interop.open(tmp_path / "two"), copy.deepcopy(opened), pickle.loads(pickle.dumps(opened))):
+        assert list(again[:]["text"]) == texts
 
 
 def test_frames_and_writers(tmp_path: Path) -> None:
@@ -214,6 +232,20 @@ def test_files_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         converted.extend(converted[:2])
 
 
+def test_what_is_no_buffer_names_the_call_that_reads_it(tmp_path: Path) -> None:
+    buffer = saved(tmp_path / "whole", PrioritizedSampler(20, 0.6, 0.4))
+    buffer.storage.dumps(tmp_path / "storage")
+    assert (interop.open(tmp_path / "storage")[:] == buffer[:]).all()
+    assert (
+        type(interop.open(tmp_path / "storage", "r+", components={"sampler": RandomSampler()}).sampler) is RandomSampler
+    )
+    buffer.sampler.dumps(tmp_path / "sampler")
+    with pytest.raises(CheckpointMismatch, match=r"the state of a PrioritizedSampler.*loads\("):
+        interop.open(tmp_path / "sampler")
+    with pytest.raises(ValueError, match="only a checkpoint takes"):
+        interop.open(a_folder(tmp_path / "rows"), components={"storage": LazyTensorStorage(3)})
+
+
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         interop.open(tmp_path / "nothing")
@@ -227,7 +259,7 @@ def test_refusals(tmp_path: Path) -> None:
     largest.write_bytes(largest.read_bytes()[:-1])
     with pytest.raises(CheckpointCorrupt, match=largest.name):
         interop.open(path)
-    with pytest.raises(UnknownPathError, match="several"):
+    with pytest.raises(UnknownPathError, match="open one: saved"):
         interop.open(tmp_path)
 
 
