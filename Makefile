@@ -40,7 +40,7 @@ test: style  ## what CI runs; the collection beside mypy leaves compiled modules
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
-faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/reliability.md
+faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/know/reliability.md
 	$(BIN)/python -m tests.faults
 
 gpu-check:  ## some minutes: compile for an H100, without one, and count what it would run; a card needs no more than before

@@ -9,16 +9,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": 11,
-    "docs/episodes.md": 4,
-    "docs/extending.md": 11,
-    "docs/engine.md": 5,
-    "docs/from_torchrl.md": 3,
-    "docs/datasets.md": 3,
-    "docs/gpu.md": 1,
-    "docs/looking.md": 5,
-    "docs/scale.md": 3,
-    "docs/view.md": 1,
-    "docs/operating.md": 4,
+    "docs/do/episodes.md": 4,
+    "docs/do/extending.md": 11,
+    "docs/know/engine.md": 5,
+    "docs/do/from_torchrl.md": 3,
+    "docs/do/datasets.md": 3,
+    "docs/know/gpu.md": 1,
+    "docs/do/looking.md": 5,
+    "docs/know/scale.md": 3,
+    "docs/do/view.md": 1,
+    "docs/do/operating.md": 4,
 }  # and how many blocks of code each has
 
 

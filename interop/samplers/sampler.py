@@ -50,7 +50,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     defines `sample` takes them from `self._rng` instead: during the call this is a generator seeded with the key.
 
     A subclass with attributes defines `state_dict`, which returns tensors and plain values in dicts with text keys and
-    lists, and `load_state_dict`. Checkpoints save this state. See docs/extending.md.
+    lists, and `load_state_dict`. Checkpoints save this state. See docs/do/extending.md.
 
     Attributes:
         hooks: which methods the class defines.
