@@ -222,7 +222,8 @@ class ReplayBuffer(Sampled):
         for component in (self._storage, self._sampler, self._writer):
             component.buffer_generator = self._rng
 
-    def renew(self) -> None:  # in a forked child
+    def renew(self) -> None:
+        """In a forked child, after the fork: draws and updates raise an error, since the sampler is elsewhere."""
         self._sampler = DrawnElsewhere()
         self._draws = self._sampler.draws
         self._deferring = None

@@ -75,9 +75,11 @@ class TensorSpec(ItemSpec):
 
     @property
     def ndim(self) -> int:
+        """The number of dims of a value."""
         return len(self.shape)
 
     def ndimension(self) -> int:
+        """The number of dims of a value, as `ndim`."""
         return len(self.shape)
 
     # ------------------------------------------------------------------ values
@@ -206,6 +208,7 @@ class TensorSpec(ItemSpec):
         self._memo = {} if mode else None
 
     def erase_memoize_cache(self) -> None:
+        """Drop the cached results of `encode`; later ones are cached again."""
         if self._memo is not None:
             self._memo = {}
 
@@ -371,6 +374,7 @@ class TensorSpec(ItemSpec):
         return self._replaced(dtype=dtype)
 
     def cpu(self) -> Self:
+        """Move the spec to the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None) -> Self:
