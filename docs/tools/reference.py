@@ -106,7 +106,8 @@ def written(annotation: object) -> str:
 
 def page(each: PublicName, its_links: Links, names: list[PublicName]) -> str:
     """The text of the page of a name."""
-    lines = [f"# {each.short}", ""]
+    # No toctree has these pages, so the sidebar, which every page of the site repeats, has the topics alone.
+    lines = ["---", "orphan: true", "---", "", f"# {each.short}", ""]
     if each.others:
         lines += ["Also " + ", ".join(f"`{other}`" for other in each.others) + ".", ""]
     lines += ["```{eval-rst}", *directive(each, names), "```", ""]
@@ -187,9 +188,7 @@ def topic_page(topic: str, names: list[PublicName]) -> str:
         documented = "" if each.kind == "data" else (inspect.getdoc(each.value) or "")
         first = documented.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
         lines.append(f"| [{each.name}]({each.name}.md) | {first} |")
-    return "\n".join(
-        [*lines, "", "```{toctree}", ":hidden:", *(f"{each.short} <{each.name}>" for each in names), "```", ""]
-    )
+    return "\n".join([*lines, ""])
 
 
 def index_page(topics: Iterable[str]) -> str:
