@@ -61,3 +61,4 @@ html_copy_source = False
 
 def setup(app):
     app.connect("autodoc-process-docstring", docstrings.process, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", docstrings.process_signature)

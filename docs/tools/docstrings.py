@@ -10,9 +10,18 @@ CELLS = re.compile(r"\|(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not in code
 RULE = re.compile(r"^\s*\|(?:\s*:?-+:?\s*\|)+\s*$")
 
 
-def process(_app: object, _what: str, _name: str, _value: object, _options: object, lines: list[str]) -> None:
+def process(_app: object, what: str, _name: str, _value: object, _options: object, lines: list[str]) -> None:
     """For the event `autodoc-process-docstring`, before napoleon: change the lines in place."""
-    lines[:] = as_rst(lines)
+    # Napoleon takes what is before a colon in the first line of a property for a type.
+    lines[:] = [*([""] if what == "property" else []), *as_rst(lines)]
+
+
+def process_signature(
+    _app: object, _what: str, _name: str, _value: object, _options: object, arguments: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """For the event `autodoc-process-signature`: JAX's array by its public name."""
+    public = [text and text.replace("jaxlib._jax.Array", "jax.Array") for text in (arguments, result)]
+    return public[0], public[1]
 
 
 def as_rst(lines: list[str]) -> list[str]:
