@@ -1,5 +1,6 @@
 """The pages of the site, before they are built: every public name has one, with docstrings and a way to an example."""
 
+import json
 import re
 import subprocess
 import sys
@@ -81,11 +82,10 @@ def test_links_between_pages_resolve() -> None:
     "page", [page for page in uses.pages() if "{code-cell}" in page.read_text()], ids=lambda page: page.stem
 )
 def test_stored_outputs_are_of_the_code_of_the_page(page: Path) -> None:
-    nbformat = pytest.importorskip("nbformat")
-    stored = nbformat.read(uses.outputs_of(page), as_version=4)
+    stored = json.loads(uses.outputs_of(page).read_text())["cells"]
     cells = [code.strip("\n") for _, code in uses.blocks(page.read_text())]
-    assert [cell.source for cell in stored.cells] == cells, f"run `make tutorials ARGS={page.stem}`"
-    assert not any(output.output_type == "error" for cell in stored.cells for output in cell.outputs)
+    assert ["".join(cell["source"]) for cell in stored] == cells, f"run `make tutorials ARGS={page.stem}`"
+    assert not any(output["output_type"] == "error" for cell in stored for output in cell["outputs"])
 
 
 @pytest.fixture(scope="module")
