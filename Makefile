@@ -14,7 +14,7 @@ retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; d
 
 EXAMPLES := rainbow r2d2 two_doors apex her behaviour_cloning offline tic_tac_toe grpo
 
-.PHONY: demo examples test test-slow faults gpu-check style weigh lint bench bench-compare clean
+.PHONY: demo examples docs tutorials gallery test test-slow faults gpu-check style weigh lint bench bench-compare clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,7 +40,7 @@ test: style  ## what CI runs; the collection beside mypy leaves compiled modules
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
-faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/reliability.md
+faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/know/reliability.md
 	$(BIN)/python -m tests.faults
 
 gpu-check:  ## some minutes: compile for an H100, without one, and count what it would run; a card needs no more than before
@@ -54,6 +54,22 @@ style: $(STAMP)  ## ruff, the layers that imports may not cross, and the limits 
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python .ci/weigh.py --check
+
+# A site of files: open docs/_build/html/index.html. Warnings are errors. Outputs of tutorials are stored in docs/outputs.
+DOCS_STAMP := $(VENV)/.installed-docs
+
+$(DOCS_STAMP): $(STAMP)
+	$(call retried,$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]')
+	touch $@
+
+docs: $(DOCS_STAMP)  ## the site, into docs/_build/html, in less than three minutes; needs no network
+	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html -d docs/_build/doctrees docs docs/_build/html
+
+tutorials: $(DOCS_STAMP)  ## minutes: execute the tutorials anew and store their outputs; ARGS="dqn" executes one
+	$(BIN)/python docs/tools/stored_outputs.py $(ARGS)
+
+gallery: $(DOCS_STAMP)  ## an hour: run the examples, and draw their curves; ARGS="dqn_torch" runs one
+	$(BIN)/python docs/tools/gallery.py $(ARGS)
 
 weigh: $(STAMP)  ## what a reader must hold in mind: large classes, circles, imports upward, halves of classes, names with two meanings
 	$(BIN)/python .ci/weigh.py
@@ -71,4 +87,4 @@ bench-compare: $(STAMP)  ## what became slower: make bench-compare A=old.json B=
 	$(BIN)/python benchmarks/compare.py $(A) $(B) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) $(VENV)-gpu docs/_build docs/lookup/reference .mypy_cache .ruff_cache .pytest_cache build *.egg-info

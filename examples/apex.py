@@ -204,7 +204,13 @@ def train(options: argparse.Namespace, rb: RayReplayBuffer) -> dict[str, Any]:
         "seconds": seconds,
         "updates_a_second": updates / seconds if updates else math.nan,
         "rows": len(rb),
+        "curve": {f"average over {EPISODES} episodes": [list(range(EPISODES, len(returns) + 1)), averages(returns)]},
     }
+
+
+def averages(returns: list[float]) -> list[float]:
+    """Of each so many consecutive episodes."""
+    return [statistics.fmean(returns[at - EPISODES : at]) for at in range(EPISODES, len(returns) + 1)]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -278,7 +278,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         f"{runs[0]['flat_bytes'] / runs[0]['plain_bytes']:.0%} of plain"
         f"{'' if passed is None else '  PASS' if passed else '  FAIL'}"
     )
-    result = {"passed": passed, "worst": worst, "runs": runs}
+    curve = {f"seed {each['seed']}": [list(range(len(each["errors"]))), each["errors"]] for each in runs}
+    result = {"passed": passed, "worst": worst, "curve": curve, "runs": runs}
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2))
     return result

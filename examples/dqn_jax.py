@@ -381,6 +381,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "average": math.nan if best is None else episodes.averages[best],
         "steps": spent["total_steps"] if best is None else episodes.steps[best + EPISODES - 1],
         "episodes": len(episodes.returns),
+        "curve": {"average over 100 episodes": [episodes.steps[EPISODES - 1 :], episodes.averages]},
         **spent,
     }
     plot(options.plot, episodes, options.threshold)

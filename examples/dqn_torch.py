@@ -256,6 +256,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "steps": spent["total_steps"] if best is None else episodes.steps[best + EPISODES - 1],
         "episodes": len(episodes.returns),
         "us": {name: timed.median(name) for name in ("extend", "sample", "update_tensordict_priority", "learn")},
+        "curve": {"average over 100 episodes": [episodes.steps[EPISODES - 1 :], episodes.averages]},
         **spent,
     }
     plot(options.plot, episodes, options.threshold)

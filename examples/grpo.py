@@ -224,7 +224,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         f"the mean reward rose from {first:.2f} to {last:.2f} (mark {GAIN:+.2f}) in {run['seconds']:.0f} s"
         f"{'' if passed is None else '  PASS' if passed else '  FAIL'}"
     )
-    result = {"passed": passed, "first": first, "last": last, **run}
+    means = [statistics.fmean(run["rewards"][max(0, at - 9) : at + 1]) for at in range(len(run["rewards"]))]
+    curve = {"average over 10 rounds": [list(range(len(means))), means]}
+    result = {"passed": passed, "first": first, "last": last, "curve": curve, **run}
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2))
     return result

@@ -254,7 +254,7 @@ def train(options: argparse.Namespace, seed: int, steps: int, forgets: bool = Fa
     learner, collector, rb = Learner(options, forgets), Collector(options, seed), replay_buffer(options, seed)
     before, begin = average_return(learner.net, seed + 10**6), time.perf_counter()
     run = {"seed": seed, "forgets": forgets, "before": before, "slices": 0, "short": 0, "truncated": 0}
-    updates = steps // options.envs
+    updates, tried = steps // options.envs, list[tuple[int, float]]()
     for done in tqdm(range(1, updates + 1), unit="update", desc=f"seed {seed}", disable=options.quiet):
         epsilon = 1 + (options.epsilon - 1) * min(done * options.envs / options.explore, 1)
         rb.extend(collector.step(learner.net, epsilon)[:, None])
@@ -268,10 +268,12 @@ def train(options: argparse.Namespace, seed: int, steps: int, forgets: bool = Fa
         starts = slices[:, 0]
         starts["priority"] = learner.update(slices, mask)
         rb.update_tensordict_priority(starts)
-        if not options.quick and done % options.every == 0 and average_return(learner.target, done) >= options.stop:
-            break
+        if not options.quick and done % options.every == 0:
+            tried.append((done * options.envs, average_return(learner.target, done)))
+            if tried[-1][1] >= options.stop:
+                break
     after, seconds = average_return(learner.target, seed + 10**6), time.perf_counter() - begin
-    return {**run, "after": after, "steps": done * options.envs, "seconds": seconds}
+    return {**run, "after": after, "steps": done * options.envs, "seconds": seconds, "tried": tried}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -328,7 +330,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             flush=True,
         )
     learned = all((run["after"] >= options.pass_mark) != run["forgets"] for run in runs)
-    return {"runs": runs, "passed": options.quick or learned}
+    curve = {
+        f"seed {run['seed']}{', forgetting' if run['forgets'] else ''}": [
+            list(column) for column in zip(*run["tried"], strict=True)
+        ]
+        for run in runs
+    }
+    return {"runs": runs, "curve": curve, "passed": options.quick or learned}
 
 
 if __name__ == "__main__":

@@ -264,12 +264,12 @@ class Log:
 # ---------------------------------------------------------------------- the run
 
 
-def train(program: Program, seed: int) -> tuple[Agent, Log]:
+def train(program: Program, seed: int) -> tuple[Agent, Log, list[tuple[int, float]]]:
     """Step the carts with the actions of the agent until its greedy policy is good enough."""
     options, log = program.options, Log(program)
     carts = Carts(options.lanes, program.stack, options.max_steps, seed)
     agent, action = program.init(seed), np.zeros(options.lanes, np.int32)
-    rows = range(1, options.steps // options.lanes + 1)
+    rows, tried = range(1, options.steps // options.lanes + 1), list[tuple[int, float]]()
     for done in tqdm(rows, unit="row", desc=f"stack {program.stack}, seed {seed}", disable=options.quiet):
         log.rows.append(carts.step(action))
         agent, chosen, drawn = program.step(agent, log.rows[-1], carts.obs)
@@ -277,9 +277,11 @@ def train(program: Program, seed: int) -> tuple[Agent, Log]:
         if done % options.check == 0:
             log.check(*drawn)
         tries = not options.quick and done % options.every == 0
-        if tries and average_return(program, agent.target, done) >= options.stop:
-            break
-    return agent, log
+        if tries:
+            tried.append((done * options.lanes, average_return(program, agent.target, done)))
+            if tried[-1][1] >= options.stop:
+                break
+    return agent, log, tried
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -318,9 +320,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     options = parse(argv)
     stacked, single = (Program(options, stack) for stack in (options.stack, 1))
     runs: list[dict[str, Any]] = []
+    curve: dict[str, list[list[float]]] = {}
     for program, seed in [(stacked, seed) for seed in options.seeds] + [(single, 0)] * (not options.quick):
         begin, before = time.perf_counter(), program.init(seed).net
-        agent, log = train(program, seed)
+        agent, log, tried = train(program, seed)
+        curve[f"stack {program.stack}, seed {seed}"] = [list(column) for column in zip(*tried, strict=True)]
         run = {"stack": program.stack, "seed": seed, "seconds": time.perf_counter() - begin}
         run |= {"steps": len(log.rows) * options.lanes, "short": log.short, "truncated": log.truncated}
         run |= {"checked": log.checked, "before": average_return(program, before, seed + 10**6)}
@@ -335,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     once, plain = stacked.memory()
     print(f"{options.capacity:,} items: {once:,} bytes with frames stored once, {plain:,} with stacks as they are")
     learned = all((run["after"] >= options.pass_mark) == (run["stack"] > 1) for run in runs)
-    return {"runs": runs, "bytes": once, "plain_bytes": plain, "passed": options.quick or learned}
+    return {"runs": runs, "curve": curve, "bytes": once, "plain_bytes": plain, "passed": options.quick or learned}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One oracle for both engines: the functions of `fbuf` and the host engine of `interop` keep the same laws.
 
-Each part of the host engine has a twin in `fbuf` (docs/engine.md). A pair of adapters gives both the same interface; the
-oracles are plain Python.
+Each part of the host engine has a twin in `fbuf` (docs/know/engine.md). A pair of adapters gives both the same interface;
+the oracles are plain Python.
 """
 
 import functools

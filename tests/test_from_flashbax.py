@@ -1,4 +1,4 @@
-"""The code of docs/from_flashbax.md runs inside jit as it stands, from top to bottom, without flashbax."""
+"""The code of docs/do/from_flashbax.md runs inside jit as it stands, from top to bottom, without flashbax."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-TEXT = (Path(__file__).parents[1] / "docs" / "from_flashbax.md").read_text()
+TEXT = (Path(__file__).parents[1] / "docs" / "do" / "from_flashbax.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 KINDS = ("item", "prioritised_item", "flat", "prioritised_flat", "trajectory", "prioritised_trajectory")
 soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
@@ -18,7 +18,7 @@ def ran(code: str, names: dict[str, Any], values: bool) -> Any:
     """The names after the code, which is one program: those that hold arrays as its results, or as their shapes."""
 
     def run() -> dict[str, Any]:
-        exec(compile(code, "docs/from_flashbax.md", "exec"), names)
+        exec(compile(code, "docs/do/from_flashbax.md", "exec"), names)
         leaves = {name: jax.tree.leaves(value) for name, value in names.items() if name != "__builtins__"}
         arrays = [name for name, held in leaves.items() if held and all(isinstance(leaf, jax.Array) for leaf in held)]
         return {name: names[name] for name in arrays}

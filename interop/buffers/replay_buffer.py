@@ -232,7 +232,7 @@ class ReplayBuffer(Sampled):
             component.buffer_generator = self._rng
 
     def _stop_drawing(self) -> None:
-        """In a forked child, which only writes."""
+        """In a forked child, which only writes: draws and updates raise an error, since the sampler is elsewhere."""
         self._sampler = DrawnElsewhere()
         self._draws = self._sampler.draws
         self._deferring = None

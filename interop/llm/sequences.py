@@ -18,6 +18,7 @@ def _with_lists(cls: Class) -> Class:
     plain: Any = cls.set  # type: ignore[attr-defined]
 
     def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:  # what `set` of tensordict takes
+        """Set an entry, as `TensorDict.set` does. A list of tensors or texts becomes a row for each item."""
         if isinstance(value, list | tuple) and not isinstance(value, NonTensorStack) and key in _LISTS:
             value = _rows(key, value, self.batch_size)
         return plain(self, key, value, *args, **kwargs)

@@ -53,6 +53,7 @@ class MCTSForest(Component):
 
     Short rollouts are queued and written in one batch, which is many times faster. Queued steps are already validated, have
     room, and are written before any read. Queueing ends when a map is passed in or accessed.
+
     Args:
         data_map: a `TensorDictMap` keyed by observation and action; by default over a `LazyTensorStorage`.
         node_map: a `NodeMap` of another forest with the same `data_map`, or an empty `TensorDictMap` keyed by observation

@@ -20,7 +20,7 @@ _TOTALS = ("batches", "draws", "written", "replay_ratio", "overwritten", "never_
 
 
 class Meter:
-    """Counts what a buffer returns and what is written into it; `read()` makes numbers of it, docs/logging.md lists them.
+    """Counts what a buffer returns and what is written into it; `read()` makes numbers of it, docs/do/logging.md lists them.
 
     It sees all from its construction on: batches of `sample`, of iteration and of ensembles with this buffer as a member,
     at the moment when they are returned, and writes through any buffer on the storage. With prefetch, batches that are
@@ -34,7 +34,7 @@ class Meter:
     also a context manager, which closes it.
 
     Cost: one entry in a list for each batch and each write. `read()` counts them, and a draw or a write does when some
-    10^6 items have gathered; docs/logging.md has the times. Memory: 12 bytes a slot that was written, and the indices of
+    10^6 items have gathered; docs/do/logging.md has the times. Memory: 12 bytes a slot that was written, and the indices of
     the batches that are not counted yet.
 
     Args:

@@ -54,7 +54,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     defines `sample` takes them from `self._rng` instead: during the call this is a generator seeded with the key.
 
     A subclass with attributes defines `state_dict`, which returns tensors and plain values in dicts with text keys and
-    lists, and `load_state_dict`. Checkpoints save this state. See docs/extending.md.
+    lists, and `load_state_dict`. Checkpoints save this state. See docs/do/extending.md.
 
     Attributes:
         hooks: which methods the class defines.
@@ -132,7 +132,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         which is drawn next, without regard to batches that were drawn ahead. Of samplers that repeat no item within a
         batch it is the first one of the batch. O(items), of slices by priority times their length. Nothing is drawn.
 
-        The law of a class of your own that draws is not known, unless it defines this method: see docs/extending.md.
+        The law of a class of your own that draws is not known, unless it defines this method: see docs/do/extending.md.
 
         Args:
             storage: where the items are.

@@ -44,12 +44,15 @@ class ContinuousBox(Box):
         yield self.high
 
     def to(self, dest: Any) -> "ContinuousBox":
+        """The bounds on another device, or with another dtype."""
         return ContinuousBox(self.low.to(dest), self.high.to(dest))
 
     def clone(self) -> "ContinuousBox":
+        """A copy with bounds of its own."""
         return ContinuousBox(self.low.clone(), self.high.clone())
 
     def unbind(self, dim: int = 0) -> "tuple[ContinuousBox, ...]":
+        """A box for each index along a dim."""
         return tuple(ContinuousBox(*pair) for pair in zip(self.low.unbind(dim), self.high.unbind(dim), strict=True))
 
     @property

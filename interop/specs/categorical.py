@@ -115,6 +115,7 @@ class Categorical(Choices):
         return torch.nn.functional.one_hot(val.to(torch.int64), self.n).to(torch.bool)
 
     def to_one_hot_spec(self) -> TensorSpec:
+        """The spec of the same choices as vectors with a single one, [*shape, n]."""
         return one_hot_of(Categorical)(self.n, (*self.shape, self.n), self.device, mask=self.mask)
 
     to_categorical, to_categorical_spec = Choices.unchanged, Choices.itself

@@ -89,6 +89,7 @@ class Composite(TensorSpec):
 
     @property
     def shape(self) -> Size:
+        """The dims that all entries begin with; a value has them as its `batch_size`."""
         return self._shape
 
     @shape.setter
@@ -109,6 +110,7 @@ class Composite(TensorSpec):
 
     @property
     def device(self) -> torch.device | None:
+        """The device of all entries; None if it differs."""
         return self._device
 
     @device.setter
@@ -437,9 +439,11 @@ class Composite(TensorSpec):
         return self._update(data, "rand")
 
     def zeros_update(self, data: TensorDictBase) -> TensorDictBase:
+        """Set the entries of a tensordict to zeros, in place. Entries without a spec are unchanged."""
         return self._update(data, "zero")
 
     def ones_update(self, data: TensorDictBase) -> TensorDictBase:
+        """Set the entries of a tensordict to ones, in place. Entries without a spec are unchanged."""
         return self._update(data, "one")
 
     def _has(self, val: Any) -> bool:

@@ -155,6 +155,7 @@ class OneHot(Choices):
         return val.to(torch.int8).argmax(-1)
 
     def to_categorical_spec(self) -> TensorSpec:
+        """The spec of the same choices as numbers, without the last dim."""
         return Categorical(self.n, self.shape[:-1], self.device, mask=self.mask)
 
     to_one_hot, to_one_hot_spec = Choices.unchanged, Choices.itself
@@ -210,4 +211,5 @@ class MultiOneHot(OneHot):
         return torch.stack([each.to(torch.int8).argmax(-1) for each in val.split(self._sizes, -1)], -1)
 
     def to_categorical_spec(self) -> TensorSpec:
+        """The spec of the same choices as numbers, one for each group of the last dim."""
         return MultiCategorical(self.nvec, (*self.shape[:-1], len(self._sizes)), self.device, mask=self.mask)

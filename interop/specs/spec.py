@@ -76,9 +76,11 @@ class TensorSpec(Shown, ItemSpec):
 
     @property
     def ndim(self) -> int:
+        """The number of dims of a value."""
         return len(self.shape)
 
     def ndimension(self) -> int:
+        """The number of dims of a value, as `ndim`."""
         return len(self.shape)
 
     # ------------------------------------------------------------------ values
@@ -207,6 +209,7 @@ class TensorSpec(Shown, ItemSpec):
         self._memo = {} if mode else None
 
     def erase_memoize_cache(self) -> None:
+        """Drop the cached results of `encode`; later ones are cached again."""
         if self._memo is not None:
             self._memo = {}
 
@@ -372,6 +375,7 @@ class TensorSpec(Shown, ItemSpec):
         return self._replaced(dtype=dtype)
 
     def cpu(self) -> Self:
+        """Move the spec to the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None) -> Self:

@@ -70,6 +70,7 @@ class LazyStack(TensorSpec):
 
     @property
     def dim(self) -> int:
+        """The dim along which the specs are stacked."""
         return self.stack_dim
 
     @property

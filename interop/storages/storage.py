@@ -141,6 +141,7 @@ class Storage(Component, Seeded):
 
     @property
     def is_full(self) -> bool:
+        """Whether as many items are stored as fit: the next write replaces the oldest."""
         return len(self) == self.max_size
 
     @property

@@ -19,7 +19,7 @@ class Writer(Stateful, Seeded, ABC):
     the slots to every sampler. For an item that is not kept `add` returns None, and `extend` has -1.
 
     A subclass with attributes defines `state_dict`, which returns tensors and plain values in dicts with text keys and
-    lists, and `load_state_dict`. Checkpoints save this state. See docs/extending.md.
+    lists, and `load_state_dict`. Checkpoints save this state. See docs/do/extending.md.
     """
 
     _storage: Storage

@@ -1,4 +1,4 @@
-"""Runs the fault tests at length, each in a process of its own, and writes the table of docs/reliability.md.
+"""Runs the fault tests at length, each in a process of its own, and writes the table of docs/know/reliability.md.
 
 python -m tests.faults             # about an hour
 python -m tests.faults --quick     # a tenth of it; the table stays as it is
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.faults.counts import Counts
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "know" / "reliability.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

@@ -7,7 +7,7 @@ import pytest
 from fbuf import Slices
 from tests.fbuf.every_pair import CELLS, SAMPLERS, Cell, joined, mixed, mixtures, outcome, run_mixture, table
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pairs.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "lookup" / "pairs.md").read_text()
 KNOWS, FRAMES = "trajectories", "trajectories and frames"
 ONE_OF_EACH = [  # each rule in some cell, alone or within another
     Cell("Uniform", "RoundRobin", (2,), FRAMES),
@@ -65,4 +65,4 @@ def test_a_mixture_of_all_samplers_gives_what_was_written(names: tuple[str, ...]
 
 
 def test_the_table_in_the_documents_is_this_one() -> None:
-    assert PAGE.endswith(f"\n{table(run=False)}\n"), "run `python -m tests.interop.every_pair > docs/pairs.md`"
+    assert PAGE.endswith(f"\n{table(run=False)}\n"), "run `python -m tests.interop.every_pair > docs/lookup/pairs.md`"

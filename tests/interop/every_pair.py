@@ -1,6 +1,6 @@
 """Which storages, samplers and writers go together: runs the history of every pair.
 
-`python -m tests.interop.every_pair > docs/pairs.md` writes the table.
+`python -m tests.interop.every_pair > docs/lookup/pairs.md` writes the table.
 """
 
 import functools
@@ -55,14 +55,14 @@ def _entry(cell: Cell, notes: dict[str, int], run: bool) -> str:
 
 
 def page(run: bool = True) -> str:
-    """All of docs/pairs.md."""
+    """All of docs/lookup/pairs.md."""
     return TEXT.format(interop=table(run), core=core.table(run))
 
 
 TEXT = """\
 # Which parts go together
 
-Written by `python -m tests.interop.every_pair > docs/pairs.md`: each entry is a test that has run.
+Written by `python -m tests.interop.every_pair > docs/lookup/pairs.md`: each entry is a test that has run.
 
 ## `interop`
 

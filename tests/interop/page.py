@@ -1,4 +1,4 @@
-"""The code of docs/extending.md, for tests of the classes that it shows."""
+"""The code of docs/do/extending.md, for tests of the classes that it shows."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tensordict import TensorDict
 import interop
 
 _BLOCKS = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "extending.md").read_text(), re.DOTALL
+    r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "do" / "extending.md").read_text(), re.DOTALL
 )
 
 

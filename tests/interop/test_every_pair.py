@@ -27,7 +27,7 @@ from tests.interop.pair_history import (
 )
 from tests.interop.rows import check_same, refused
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pairs.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "lookup" / "pairs.md").read_text()
 ERRORS = {"RuntimeError": RuntimeError, "TypeError": TypeError, "ValueError": ValueError}
 
 
@@ -63,7 +63,7 @@ def test_each_pair_works_or_is_refused(half: int) -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert page(run=False) == PAGE, "run `python -m tests.interop.every_pair > docs/pairs.md`"
+    assert page(run=False) == PAGE, "run `python -m tests.interop.every_pair > docs/lookup/pairs.md`"
 
 
 REFUSED = [cell for cell in CELLS if reasons(cell)]

@@ -1,4 +1,4 @@
-"""A format of the user's, the zip file of docs/extending.md: exact, atomic, checked, without pickle."""
+"""A format of the user's, the zip file of docs/do/extending.md: exact, atomic, checked, without pickle."""
 
 import os
 import zipfile

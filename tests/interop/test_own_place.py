@@ -1,4 +1,4 @@
-"""A place of the user's, the one of docs/extending.md: rows that are compressed in memory."""
+"""A place of the user's, the one of docs/do/extending.md: rows that are compressed in memory."""
 
 import copy
 import itertools

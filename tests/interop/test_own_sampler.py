@@ -1,4 +1,4 @@
-"""A sampler of the user's, the one of docs/extending.md: its state follows writes, also those that fail."""
+"""A sampler of the user's, the one of docs/do/extending.md: its state follows writes, also those that fail."""
 
 from collections.abc import Callable
 from pathlib import Path
