@@ -57,6 +57,7 @@ html_theme = "furo"
 html_title = "fbuf"
 html_show_sourcelink = False
 html_copy_source = False
+html_search_scorer = str(DOCS / "tools" / "search_scorer.js")
 
 
 def setup(app):
