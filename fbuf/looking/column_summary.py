@@ -115,7 +115,6 @@ class Total:
         self.largest: int | float | None = None
         self.sum, self.finite, self.nans, self.infinite = 0.0, 0, 0, 0
 
-    @checked
     def add(self, block: np.ndarray) -> None:
         """Count values. Of other dtypes than real and complex numbers nothing is known."""
         if block.dtype.kind == "V" and block.dtype.fields is None:
@@ -139,7 +138,6 @@ class Total:
         self.largest = high if self.largest is None else max(self.largest, high)
         self.sum, self.finite = self.sum + float(block.sum(dtype=np.float64)), self.finite + block.size
 
-    @checked
     def summary(
         self,
         key: str,
