@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Self, TypeGuard
 
 import torch
@@ -537,12 +537,16 @@ class Composite(TensorSpec):
     def squeeze(self, dim: int | None = None) -> Self:
         at = None if dim is None else shapes.dim_of(dim, self.ndim)
         kept = [place for place, size in enumerate(self.shape) if size != 1 or at not in (None, place)]
-        return self._regrouped(Size([self.shape[place] for place in kept]), [self._names[place] for place in kept])
+        gone = [place for place in reversed(range(self.ndim)) if place not in kept]
+        if not gone:
+            return self
+        new, names = Size([self.shape[place] for place in kept]), [self._names[place] for place in kept]
+        return self._each(new, lambda entry: reduce(lambda made, place: made.squeeze(place), gone, entry), names)
 
     def unsqueeze(self, dim: int) -> Self:
         new = shapes.unsqueezed(self.shape, dim)
         at = dim % len(new)
-        return self._regrouped(new, [*self._names[:at], None, *self._names[at:]])
+        return self._each(new, lambda entry: entry.unsqueeze(at), [*self._names[:at], None, *self._names[at:]])
 
     def _selected(self, index: Any) -> Self:
         index = shapes.normalized(self.shape, index)

@@ -25,7 +25,8 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     members = spec.members if isinstance(spec, StackedComposite) else []
     if len({frozenset(each.keys()) for each in members}) > 1:
         return False
-    return not recurse or all(check_no_exclusive_keys(each) for each in (*spec.values(), *members) if each is not None)
+    inner = [entry for _, entry in _nested(spec)] if recurse else []
+    return not recurse or all(check_no_exclusive_keys(each) for each in (*inner, *members))
 
 
 def consolidate_spec(
@@ -59,10 +60,16 @@ def consolidate_spec(
         if recurse_through_stack:
             members = [consolidate_spec(each, recurse_through_entries, recurse_through_stack) for each in made.members]
             made = StackedComposite(*members, dim=made.stack_dim)  # type: ignore[arg-type]
-    for key, entry in list(made.items()) if isinstance(made, Composite) and recurse_through_entries else ():
-        if isinstance(entry, Composite):
-            made[key] = consolidate_spec(entry, recurse_through_entries, recurse_through_stack)
+    for key, entry in _nested(made) if isinstance(made, Composite) and recurse_through_entries else ():
+        made[key] = consolidate_spec(entry, recurse_through_entries, recurse_through_stack)
     return made
+
+
+def _nested(spec: Composite) -> list[tuple[str, Composite]]:
+    """The entries that are Composites. Others of a stack may have no stack: of different ndim, or on different devices."""
+    first: Any = spec.members[0] if isinstance(spec, StackedComposite) else spec
+    keys = [key for key in list(spec.keys()) if isinstance(first.entry(key), Composite)]
+    return [(key, spec[key]) for key in keys]
 
 
 def _empty_like(key: str, owners: list[TensorSpec], member: Composite) -> TensorSpec:

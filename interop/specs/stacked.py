@@ -10,9 +10,10 @@ from tensordict import is_tensor_collection, lazy_stack
 from torch import Size, Tensor
 
 from interop.specs import shapes, torchrl_classes
-from interop.specs.composite import Composite, Entry
+from interop.specs.composite import Composite, Entry, IsLeaf
 from interop.specs.masks import combined
 from interop.specs.spec import TensorSpec, all_or_nothing, block, refused
+from interop.specs.views import View
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -28,7 +29,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     if not specs:
         raise RuntimeError("stack expects at least one spec")
     first = specs[0]
-    if any(not isinstance(each, TensorSpec) for each in specs) or len({type(each) for each in specs}) > 1:
+    if any(not isinstance(each, TensorSpec) for each in specs) or len(set(map(_kind, specs))) > 1:
         kinds = sorted({type(each).__name__ for each in specs})
         raise RuntimeError(f"Stacking specs cannot occur: Found more than one type of specs in the list, {kinds}")
     named = [("Devices", "device"), ("Dtypes", "dtype"), ("Ndims", "ndim")]
@@ -44,6 +45,11 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 
 TensorSpec.implements_for_spec(torch.stack)(stack)
+
+
+def _kind(spec: Any) -> type:
+    """The class of a spec; of a lazy stack that of its members, with which it can be stacked."""
+    return _kind(spec.members[0]) if isinstance(spec, LazyStack) else type(spec)
 
 
 class LazyStack(TensorSpec):
@@ -88,9 +94,12 @@ class LazyStack(TensorSpec):
         """Convert a dim of the stack to a dim of the members."""
         return at - (at > self.stack_dim)
 
-    def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
+    def _of(self, specs: Sequence[Any], dim: int) -> Any:
         kind: Any = type(self)
-        return kind(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
+        return kind(*specs, dim=dim)
+
+    def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
+        return self._of([change(each) for each in self.members], self.stack_dim if dim is None else dim)
 
     def _values(self, val: Any) -> list[Any]:
         """Split a value into one value per member."""
@@ -222,7 +231,11 @@ class LazyStack(TensorSpec):
         if chosen.ndim > 1 or (chosen.ndim and len(arrays) > (0 if isinstance(part, np.ndarray) else 1)):
             raise IndexError(f"a lazy stack takes one array of one dim as an index beside slices, got {index!r}")
         made = [self.members[place] if all(trivial) else self.members[place][inner] for place in chosen.flat]
-        return stack(made, sum(map(_dims_after, before))) if chosen.ndim else made[0]
+        if not chosen.ndim:
+            return made[0]
+        place = sum(map(_dims_after, before))
+        is_behind = made[0].rigid and place == made[0].ndim  # where equal ones have no stack but a lazy one
+        return self._of(made, place) if is_behind else stack(made, place)
 
     def make_neg_dim(self, dim: int) -> None:
         """Make a dim of every member dynamic, in place. ValueError for the stack dim."""
@@ -320,6 +333,16 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # `_specs`:
     def _common(self) -> set[str]:
         """The keys common to all members."""
         return set.intersection(*(set(each.keys()) for each in self.members))
+
+    def keys(
+        self, include_nested: bool = False, leaves_only: bool = False, *, is_leaf: IsLeaf = None,
+        step_mdp_static_only: bool = False,
+    ) -> View:  # fmt: skip
+        """The keys common to all members, sorted; arguments as for `Composite.keys`."""
+        if include_nested or leaves_only or is_leaf is not None or step_mdp_static_only:
+            return super().keys(include_nested, leaves_only, is_leaf=is_leaf, step_mdp_static_only=step_mdp_static_only)
+        # Without the entries: specs of members that differ in ndim have no stack.
+        return View(lambda: (((name,), None) for name in sorted(self._common())), lambda key, entry: key)
 
     def entry(self, name: str) -> Entry:
         """The stack of the members' entries. KeyError if a member lacks the key."""

@@ -23,7 +23,7 @@ from interop.specs import (
 from tests.interop.specs.spec_kinds import LEAVES, for_torch, same
 
 LEAD = (2, 3)
-SAME_SHAPE = [name for name in LEAVES if "rows" not in name]
+SAME_SHAPE = [name for name in LEAVES if "rows" not in name and "bfloat16" not in name]
 INDICES = [
     0,
     -1,
@@ -39,7 +39,6 @@ INDICES = [
     (slice(None), slice(None), 1),
     (0, slice(None), 1),
     (None, ..., None, 0),
-    (slice(None, None, -1), 0),
     [1, 0, 1],
     (slice(None), [1, 0]),
     (0, [1, 0, 0]),
@@ -68,7 +67,7 @@ def random_spec(rng, library, lead, depth=2):
             rng.setstate(state)  # the same keys
             part = random_spec(rng, library, rest, depth - 1)
             if place:
-                part["only"] = library.Unbounded((*rest, place))
+                part[f"only{depth}"] = library.Unbounded((*rest, place))
             parts.append(part)
         return torch.stack(parts, dim)
     made = {}
