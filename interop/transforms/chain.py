@@ -180,6 +180,18 @@ class Compose(Transform):
         for keeper in self.keeping:
             keeper.forget()
 
+    def outside(self, stored: Any) -> Any:
+        """The opposite of `inv`, of each transform in order: see `Transform.outside`."""
+        for transform in self.transforms:
+            stored = transform.outside(stored) if isinstance(transform, Transform) else stored
+        return stored
+
+    def transform_env_device(self, device: Any) -> Any:
+        """The device behind the last transform that moves data."""
+        for transform in self.transforms:
+            device = transform.transform_env_device(device) if isinstance(transform, Transform) else device
+        return device
+
     def set_missing_tolerance(self, mode: bool = False) -> None:
         """Have all of them skip missing entries, or not."""
         super().set_missing_tolerance(mode)
