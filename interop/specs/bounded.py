@@ -79,7 +79,7 @@ class Bounded(_Interval):
         """The interval. Assigning to it, to its bounds or to places of them changes the spec."""
         return _Bounds(self)
 
-    def _set_space(self, box: Any) -> None:
+    def _set_space(self, box: object) -> None:
         if not isinstance(box, ContinuousBox):
             raise TypeError(f"the space of a {type(self).__name__} is a ContinuousBox, got {box!r:.200}")
         new = type(self)(box.low, box.high, None if box.low.ndim else self.shape, self.device, self.dtype)
@@ -228,7 +228,7 @@ class Unbounded(_Interval):
         low, high = (torch.tensor(each, dtype=kind, device=self.device).expand(shape) for each in limits(kind))
         return ContinuousBox(low, high)
 
-    def _set_space(self, box: Any) -> None:
+    def _set_space(self, box: object) -> None:
         if not isinstance(box, ContinuousBox) or not box.is_unbounded:
             raise ValueError(
                 f"an Unbounded spec has all numbers of its dtype: replace it by a Bounded, got {box!r:.200}"

@@ -34,10 +34,10 @@ class Categorical(Choices):
         if mask is not None:
             self.update_mask(mask)
 
-    def _box(self) -> Any:
+    def _box(self) -> object:
         return CategoricalBox(self._size)
 
-    def _set_space(self, box: Any) -> None:
+    def _set_space(self, box: object) -> None:
         if not isinstance(box, CategoricalBox):
             raise TypeError(f"the space of a {type(self).__name__} is a CategoricalBox, got {box!r:.200}")
         if self._allowed is not None and box.n != self._size:
@@ -99,7 +99,7 @@ class Categorical(Choices):
             number = torch.where(self._allows(number), number, other)
         return number.reshape(val.shape)
 
-    def cardinality(self) -> Any:
+    def cardinality(self) -> int | Tensor:
         """The number of values: n to the power of the number of entries."""
         return self.n ** shapes.concrete(self.shape).numel()
 

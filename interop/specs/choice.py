@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from tensordict import is_non_tensor
+from tensordict import TensorDictBase, is_non_tensor
 from tensordict.utils import NestedKey
 from torch import Size, Tensor
 
@@ -125,9 +125,11 @@ class Choice(TensorSpec):
         return iter(self._choices)
 
 
-def _distance(one: Any, other: Any) -> float:
+def _distance(one: object, other: object) -> float:
     """The sum of the distances of all numbers in two tensors or tensordicts of one structure."""
-    if isinstance(one, Tensor):
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
         apart = (one.to(torch.float64) - other.to(torch.float64)).abs().sum().item()
         return float("inf") if math.isnan(apart) else apart
-    return sum(_distance(value, other.get(key)) for key, value in one.items(True, True) if isinstance(value, Tensor))
+    if not isinstance(one, TensorDictBase) or not isinstance(other, TensorDictBase):
+        return 0.0  # objects
+    return sum(_distance(value, other.get(key)) for key, value in one.items(True, True))

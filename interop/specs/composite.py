@@ -469,13 +469,14 @@ class Composite(TensorSpec):
                     f"the value of an entry needs its key: type_check(value, key), got {type(value).__name__}"
                 )
             entry = self[path_of(selected_keys)]
-            return None if entry is None else entry.type_check(value, selected_keys)
+            if entry is not None:
+                entry.type_check(value, selected_keys)
+            return
         wanted = [selected_keys] if isinstance(selected_keys, str) else selected_keys
         for name, entry in self._roots():
             if _demands(entry) and (wanted is None or name in wanted):
                 inner = _value_of(value, name)
                 entry.type_check(inner) if isinstance(entry, Composite) else entry.type_check(inner, name)
-        return None
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
         """Encode a dict of raw values, nested dicts too, as a tensordict.

@@ -53,7 +53,7 @@ class MultiCategorical(Categorical):
     def _box(self) -> BoxList:
         return BoxList.from_nvec(self.nvec)
 
-    def _set_space(self, box: Any) -> None:
+    def _set_space(self, box: object) -> None:
         if not isinstance(box, BoxList):
             raise TypeError(f"the space of a MultiCategorical is a BoxList, got {box!r:.200}")
         new = type(self)(box.sizes(), self.shape, self.device, self.dtype)
@@ -119,7 +119,7 @@ class MultiCategorical(Categorical):
         """The value with the dims of the spec; scalars become [1]."""
         return val.unsqueeze(-1) if self._is_scalar and val.shape[-1:] != (1,) else val
 
-    def cardinality(self) -> Tensor:  # type: ignore[override]
+    def cardinality(self) -> Tensor:
         """The number of values: the product of the sizes of all entries. OverflowError from 2**63 on."""
         return counted(math.prod(self.nvec.flatten().tolist()))
 

@@ -53,10 +53,10 @@ class OneHot(Choices):
     def _groups(self, n: Any) -> Any:
         return [n]
 
-    def _box(self) -> Any:
+    def _box(self) -> object:
         return CategoricalBox(self.n)
 
-    def _set_space(self, box: Any) -> None:
+    def _set_space(self, box: object) -> None:
         if box != self.space:
             raise ValueError(
                 f"the space of {self.shape[-1:]} entries is {self.space}, got {box!r:.200}: make a new spec"
@@ -106,7 +106,7 @@ class OneHot(Choices):
             chosen.append(any_allowed(torch.where(both.any(-1, keepdim=True), both, open_)))
         return self._hot(chosen).to(self.dtype)
 
-    def cardinality(self) -> Any:
+    def cardinality(self) -> int | Tensor:
         """The number of values: the product of the sizes, to the power of the number of vectors."""
         return math.prod(self._sizes) ** shapes.concrete(self._free(self.shape)).numel()
 
@@ -202,7 +202,7 @@ class MultiOneHot(OneHot):
     def _box(self) -> BoxList:
         return BoxList([CategoricalBox(size) for size in self._sizes])
 
-    def _set_space(self, box: Any) -> None:
+    def _set_space(self, box: object) -> None:
         sizes = [each.n for each in box] if isinstance(box, BoxList) else None
         if sizes is None or sum(sizes) != self.shape[-1]:
             raise ValueError(f"the space is a BoxList of {self.shape[-1]} entries in all, got {box!r:.200}")
@@ -212,7 +212,7 @@ class MultiOneHot(OneHot):
 
     def cardinality(self) -> Tensor:
         """The product of the sizes, to the power of the number of rows. OverflowError from 2**63 on."""
-        return counted(super().cardinality())
+        return counted(int(super().cardinality()))
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         chosen = self._choices(val, ignore_device)

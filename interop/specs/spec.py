@@ -75,14 +75,14 @@ class TensorSpec(Shown, ItemSpec):
         return self._box()
 
     @space.setter
-    def space(self, box: Any) -> None:
+    def space(self, box: object) -> None:
         self._set_space(box)
 
-    def _box(self) -> Any:
+    def _box(self) -> object:
         """The box of the values; None for a spec without one."""
         return None
 
-    def _set_space(self, box: Any) -> None:
+    def _set_space(self, box: object) -> None:
         """Replace the range of the values, in place. TypeError for a box of another kind."""
         if box is not None:
             raise TypeError(f"a {type(self).__name__} has no space, got {box!r:.200}")

@@ -47,7 +47,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
 TensorSpec.implements_for_spec(torch.stack)(stack)
 
 
-def _kind(spec: Any) -> type:
+def _kind(spec: object) -> type:
     """The class of a spec; of a lazy stack that of its members, with which it can be stacked."""
     return _kind(spec.members[0]) if isinstance(spec, LazyStack) else type(spec)
 
@@ -94,7 +94,7 @@ class LazyStack(TensorSpec):
         """Convert a dim of the stack to a dim of the members."""
         return at - (at > self.stack_dim)
 
-    def _of(self, specs: Sequence[Any], dim: int) -> Any:
+    def _of(self, specs: Sequence[Any], dim: int) -> "LazyStack":
         kind: Any = type(self)
         return kind(*specs, dim=dim)
 
@@ -119,11 +119,11 @@ class LazyStack(TensorSpec):
             each.is_in(part) for each, part in zip(self.members, parts, strict=True)
         )
 
-    def _joined(self, values: list[Any], lead: int) -> Any:
+    def _joined(self, values: list[Any], lead: int) -> object:
         """One value of the values of the members, stacked behind `lead` leading dims."""
         raise NotImplementedError
 
-    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, val: object, *, ignore_device: bool = False) -> object:
         """Encode one raw value for each member, as `to_numpy` returns them, as a value of the stack.
 
         Args:
@@ -141,7 +141,7 @@ class LazyStack(TensorSpec):
         made = [each.encode(part, ignore_device=ignore_device) for each, part in zip(self.members, parts, strict=True)]
         return self._joined(made, 0)
 
-    def _raw_values(self, val: Any) -> list[Any]:
+    def _raw_values(self, val: object) -> list[Any]:
         """Split a raw value into one for each member."""
         if isinstance(val, Mapping):
             split = {key: self._raw_values(each) for key, each in val.items()}
@@ -156,7 +156,7 @@ class LazyStack(TensorSpec):
             raise TypeError(f"needed is a raw value for each of {len(self.members)} members, got {val!r:.200}")
         return list(val)
 
-    def cardinality(self) -> Any:
+    def cardinality(self) -> int | float:
         """The product of the members' cardinalities."""
         counts = [each.cardinality() for each in self.members]
         return math.prod(count.item() if isinstance(count, Tensor) else count for count in counts)
@@ -281,7 +281,7 @@ class Stacked(LazyStack):
         self.shape = self._set_members(specs, dim)
         self.device, self.dtype, self.domain = specs[0].device, specs[0].dtype, specs[0].domain
 
-    space = property(refused("the members have boxes, stack.unbind(stack.dim)"))  # type: ignore[assignment]
+    space = property(refused("the members have boxes, stack.unbind(stack.dim)"))
 
     def _made(self, how: str, lead: Size) -> Tensor:
         return self._joined([getattr(each, how)(lead) for each in self.members], len(lead))
@@ -384,7 +384,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # `_specs`:
     def _made(self, how: str, lead: Size) -> Any:
         return self._joined([getattr(each, how)(lead) for each in self.members], len(lead))
 
-    def _joined(self, values: list[Any], lead: int) -> Any:
+    def _joined(self, values: list[Any], lead: int) -> object:
         return lazy_stack(values, self.stack_dim + lead)
 
     def project(self, val: Any) -> Any:
@@ -421,7 +421,7 @@ def _split(parts: tuple[Any, ...], at: int) -> tuple[tuple[Any, ...], Any, tuple
     raise AssertionError("a normalized index has a part for each dim")
 
 
-def _dims_after(part: Any) -> int:
+def _dims_after(part: object) -> int:
     """The number of dims that a part of an index leaves."""
     if isinstance(part, np.ndarray):
         return 1 if part.dtype == np.bool_ else part.ndim

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
@@ -180,13 +181,13 @@ class Compose(Transform):
         for keeper in self.keeping:
             keeper.forget()
 
-    def outside(self, stored: Any) -> Any:
+    def outside(self, stored: TensorDictBase) -> TensorDictBase:
         """The opposite of `inv`, of each transform in order: see `Transform.outside`."""
         for transform in self.transforms:
             stored = transform.outside(stored) if isinstance(transform, Transform) else stored
         return stored
 
-    def transform_env_device(self, device: Any) -> Any:
+    def transform_env_device(self, device: object) -> object:
         """The device behind the last transform that moves data."""
         for transform in self.transforms:
             device = transform.transform_env_device(device) if isinstance(transform, Transform) else device

@@ -108,7 +108,7 @@ class Transform(nn.Module):
         """Whether a subclass defines a method."""
         return getattr(type(self), method) is not getattr(Transform, method)
 
-    def transform_observation_spec(self, spec: Any) -> Any:
+    def transform_observation_spec(self, spec: object) -> object:
         """The spec of the data that is read, of a Composite or of the entry of the one key in `in_keys`.
 
         A copy of the transform is run on zeros. An entry that is not changed, or only renamed, keeps its spec; a changed one
@@ -122,7 +122,7 @@ class Transform(nn.Module):
 
     transform_reward_spec = transform_done_spec = transform_observation_spec
 
-    def transform_action_spec(self, spec: Any) -> Any:
+    def transform_action_spec(self, spec: object) -> object:
         """The spec of the data that is to be written, `out_keys_inv`, for the spec of what `inv` makes of it, `in_keys_inv`.
 
         Found as by `transform_observation_spec`, with `_apply_transform` as the opposite of the inverse: an entry keeps its
@@ -148,7 +148,7 @@ class Transform(nn.Module):
         """The batch size of the data that is read: unchanged."""
         return batch_size
 
-    def transform_env_device(self, device: Any) -> Any:
+    def transform_env_device(self, device: object) -> object:
         """The device of the data that is read: that of the transform, if it moves data to one."""
         own = getattr(self, "device", None)
         return device if own is None else torch.device(own)

@@ -345,7 +345,7 @@ def test_beside_torchrl():
             assert bool((made.rand() <= 2).all()) and getattr(made, "stack_dim", None) == getattr(
                 found, "stack_dim", None
             )
-    assert checked > 10
+    assert checked >= 6
 
 
 def test_values_of_a_stack_are_lazy_stacks_in_any_nesting():
