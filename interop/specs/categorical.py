@@ -105,7 +105,7 @@ class Categorical(Choices):
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """All values, [number, *shape]; with `use_mask` those that the mask allows. ValueError if they are too many."""
-        shape, values = shapes.concrete(self.shape), torch.arange(self.n, dtype=self.dtype, device=self.device)
+        shape, values = shapes.concrete(self.shape), torch.arange(self.n, device=self.device).to(self.dtype)
         if use_mask and self._allowed is not None:
             choices = [values[allowed] for allowed in self._allowed.reshape(-1, self.n)]
         else:

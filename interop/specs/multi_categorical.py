@@ -126,7 +126,7 @@ class MultiCategorical(Categorical):
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """All values, [number, *shape]; with `use_mask` those that the mask allows. ValueError if they are too many."""
         sizes = self.nvec.flatten().tolist()
-        choices = [torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes]
+        choices = [torch.arange(size, device=self.device).to(self.dtype) for size in sizes]
         if use_mask and self._allowed is not None:
             rows = self._allowed.reshape(len(sizes), -1)  # [entries, largest size]
             choices = [each[row[: len(each)]] for each, row in zip(choices, rows, strict=True)]

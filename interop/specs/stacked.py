@@ -303,10 +303,11 @@ class Stacked(LazyStack):
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
         """The value as an array; a nested tensor as a list of arrays."""
-        if not val.is_nested:
-            return super().to_numpy(val, safe)
         self._assert_safe(val, safe)
-        return [each.to_numpy(part) for each, part in zip(self.members, self._values(val), strict=True)]
+        parts = [each.to_numpy(part) for each, part in zip(self.members, self._values(val), strict=True)]
+        if isinstance(val, Tensor) and not val.is_nested:
+            return np.stack(parts, min(val.ndim - self.ndim + self.stack_dim, parts[0].ndim))
+        return parts
 
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"device={self.device}", f"dtype={self.dtype}", f"domain={self.domain}"]
