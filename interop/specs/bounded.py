@@ -71,13 +71,31 @@ class Bounded(_Interval):
             raise ValueError(f"the lower bounds must not be above the upper ones, got low={low}, high={high}")
         self.shape = found.pop()
         whole = shapes.concrete(self.shape)
-        self.low, self.high = (each.expand(whole) for each in bounds)
+        # Copies: a tensor of the user may be changed later.
+        self.low, self.high = ((each.clone() if each.ndim else each).expand(whole) for each in bounds)
         self.of_domain(domain or type(self).domain)
 
-    @property
-    def space(self) -> ContinuousBox:
-        """The interval. Assigning to its bounds changes the spec: torchrl's transforms do that to clones."""
+    def _box(self) -> ContinuousBox:
+        """The interval. Assigning to it, to its bounds or to places of them changes the spec."""
         return _Bounds(self)
+
+    def _set_space(self, box: object) -> None:
+        if not isinstance(box, ContinuousBox):
+            raise TypeError(f"the space of a {type(self).__name__} is a ContinuousBox, got {box!r:.200}")
+        new = type(self)(box.low, box.high, None if box.low.ndim else self.shape, self.device, self.dtype)
+        if new.low.shape != self.low.shape:
+            raise ValueError(
+                f"bounds of shape {list(new.low.shape)} are not of the shape {list(self.low.shape)} of the spec"
+            )
+        self.low, self.high = new.low, new.high
+
+    def changeable(self, bound: str) -> Tensor:
+        """The tensor of a bound, "low" or "high", in which each place has memory of its own."""
+        tensor: Tensor = getattr(self, bound)
+        if not tensor.is_contiguous():  # expanded
+            tensor = tensor.contiguous()
+            setattr(self, bound, tensor)
+        return tensor
 
     def _draw(self, lead: Size) -> Tensor:
         low, high = self.low, self.high
@@ -142,7 +160,7 @@ class _Bounds(ContinuousBox):
 
     @property
     def low(self) -> Tensor:
-        return self._spec.low
+        return self._spec.changeable("low")
 
     @low.setter
     def low(self, value: Tensor) -> None:
@@ -150,7 +168,7 @@ class _Bounds(ContinuousBox):
 
     @property
     def high(self) -> Tensor:
-        return self._spec.high
+        return self._spec.changeable("high")
 
     @high.setter
     def high(self, value: Tensor) -> None:
@@ -162,6 +180,9 @@ class _Bounds(ContinuousBox):
 
     def _name(self) -> str:
         return "ContinuousBox"
+
+    def __repr__(self) -> str:
+        return repr(ContinuousBox(self._spec.low, self._spec.high))
 
     def __reduce__(self) -> Any:
         return ContinuousBox, (self.low, self.high)
@@ -201,12 +222,17 @@ class Unbounded(_Interval):
         self._set(shape, device, dtype)
         self.of_domain(domain)
 
-    @property
-    def space(self) -> ContinuousBox:
+    def _box(self) -> ContinuousBox:
         kind = self.dtype.to_real() if self.dtype.is_complex else self.dtype
         shape = shapes.concrete(self.shape)
         low, high = (torch.tensor(each, dtype=kind, device=self.device).expand(shape) for each in limits(kind))
         return ContinuousBox(low, high)
+
+    def _set_space(self, box: object) -> None:
+        if not isinstance(box, ContinuousBox) or not box.is_unbounded:
+            raise ValueError(
+                f"an Unbounded spec has all numbers of its dtype: replace it by a Bounded, got {box!r:.200}"
+            )
 
     def _draw(self, lead: Size) -> Tensor:
         drawn = torch.empty((*lead, *shapes.concrete(self.shape)), dtype=self.dtype, device=self.device)
@@ -225,7 +251,7 @@ class Unbounded(_Interval):
     def __eq__(self, other: object) -> bool:
         other = torchrl_classes.comparable(other)
         if isinstance(other, Bounded):
-            return self._is_like(other) and other.space.is_unbounded
+            return self._is_like(other) and ContinuousBox(other.low, other.high).is_unbounded
         return isinstance(other, Unbounded) and self._is_like(other)
 
 

@@ -86,7 +86,7 @@ def limits(dtype: torch.dtype) -> tuple[Any, Any]:
     return info.min, info.max
 
 
-@dataclass
+@dataclass(frozen=True)
 class CategoricalBox(Box):
     """The integers from 0 to n - 1."""
 
@@ -97,7 +97,7 @@ class DiscreteBox(CategoricalBox):
     """The earlier name of `CategoricalBox`."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class BinaryBox(Box):
     """Vectors of n bits."""
 
@@ -115,6 +115,10 @@ class BoxList(Box):
         """Categorical boxes of the given sizes; nested lists of boxes for sizes with several dims."""
         sizes = nvec.tolist() if isinstance(nvec, Tensor) else list(nvec)
         return cls([cls.from_nvec(each) if isinstance(each, list) else CategoricalBox(each) for each in sizes])
+
+    def sizes(self) -> list[Any]:
+        """The sizes of the boxes; nested lists for boxes of several dims."""
+        return [each.sizes() if isinstance(each, BoxList) else each.n for each in self.boxes]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.boxes)

@@ -9,7 +9,7 @@ from torch import Size, Tensor
 from interop.data.arguments import whole
 from interop.specs import shapes, torchrl_classes
 from interop.specs.boxes import CategoricalBox, limits
-from interop.specs.masks import Choices, any_allowed
+from interop.specs.masks import Choices, any_allowed, combined
 from interop.specs.one_hot_classes import one_hot_of
 from interop.specs.spec import TensorSpec, refused
 
@@ -34,9 +34,15 @@ class Categorical(Choices):
         if mask is not None:
             self.update_mask(mask)
 
-    @property
-    def space(self) -> Any:
+    def _box(self) -> object:
         return CategoricalBox(self._size)
+
+    def _set_space(self, box: object) -> None:
+        if not isinstance(box, CategoricalBox):
+            raise TypeError(f"the space of a {type(self).__name__} is a CategoricalBox, got {box!r:.200}")
+        if self._allowed is not None and box.n != self._size:
+            raise ValueError(f"the mask is of {self._size} choices, not of {box.n}: call update_mask(None) first")
+        self.set_provisional_n(box.n)
 
     @property
     def n(self) -> int:
@@ -93,20 +99,25 @@ class Categorical(Choices):
             number = torch.where(self._allows(number), number, other)
         return number.reshape(val.shape)
 
-    def cardinality(self) -> int:
-        return self.n
+    def cardinality(self) -> int | Tensor:
+        """The number of values: n to the power of the number of entries."""
+        return self.n ** shapes.concrete(self.shape).numel()
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """All choices, [n, *shape], equal at all positions; with `use_mask` those that the mask allows at all positions."""
-        values = torch.arange(self.n, device=self.device)
+        """All values, [number, *shape]; with `use_mask` those that the mask allows. ValueError if they are too many."""
+        shape, values = shapes.concrete(self.shape), torch.arange(self.n, device=self.device).to(self.dtype)
         if use_mask and self._allowed is not None:
-            values = values[self._allowed.reshape(-1, self.n).all(0)]
-        shape = shapes.concrete(self.shape)
-        return values.to(self.dtype).reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
+            choices = [values[allowed] for allowed in self._allowed.reshape(-1, self.n)]
+        else:
+            choices = [values] * shape.numel()
+        return combined(choices, values).reshape(-1, *shape)
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
         """Gather from a tensor along its last dim, with the choices as index. A 1-d index is used for every row."""
-        index = index.to(torch.int64).reshape(index.shape or (1,))
+        index = index.to(torch.int64)
+        if not index.ndim and tensor_to_index.ndim == 1:
+            return tensor_to_index.gather(-1, index)
+        index = index.reshape(index.shape or (1,))
         return tensor_to_index.gather(-1, index.expand(*tensor_to_index.shape[:-1], index.shape[-1]))
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
@@ -150,6 +161,11 @@ class Binary(Categorical):
         if n is not None and (n != sizes[-1] if sizes else n != 0):
             raise ValueError(f"the last dim of a Binary is n: got n={n} and shape={list(sizes)}")
         super().__init__(2, sizes, device, dtype)
+
+    def set_provisional_n(self, n: int) -> None:
+        """ValueError unless n is 2: a bit is a choice of two."""
+        if n != 2:
+            raise ValueError(f"a bit is a choice of 2, got n={n}: use a Categorical")
 
     _mask_shape = refused("bits take no mask, use a MultiCategorical of twos")
 

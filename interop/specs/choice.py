@@ -1,12 +1,13 @@
 """The spec of a choice between specs or objects."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from tensordict import is_non_tensor
+from tensordict import TensorDictBase, is_non_tensor
 from tensordict.utils import NestedKey
-from torch import Size
+from torch import Size, Tensor
 
 from interop.specs.spec import TensorSpec, refused
 
@@ -58,6 +59,22 @@ class Choice(TensorSpec):
             return any(each.is_in(val) for each in self._choices)
         return is_non_tensor(val) and any(val.tolist() == each.tolist() for each in self._choices)
 
+    def project(self, val: Any) -> Any:
+        """The value itself if a member contains it; otherwise the nearest of the members' corrections of it.
+
+        NotImplementedError for a choice of objects, which have no distance.
+        """
+        if self._has(val):
+            return val
+        if not isinstance(self._choices[0], TensorSpec):
+            raise NotImplementedError(
+                f"{val!r:.200} is none of {self._choices}: objects have no distance to correct it by"
+            )
+        if isinstance(val, Tensor):
+            return min((each.project(val) for each in self._choices), key=lambda made: _distance(made, val))
+        made = min((each.project(val.clone()) for each in self._choices), key=lambda made: _distance(made, val))
+        return val.update(made)
+
     def type_check(self, value: Any, key: NestedKey | None = None) -> None:
         if isinstance(self._choices[0], TensorSpec):
             self._choices[0].type_check(value, key)
@@ -106,3 +123,13 @@ class Choice(TensorSpec):
 
     def __iter__(self) -> Any:
         return iter(self._choices)
+
+
+def _distance(one: object, other: object) -> float:
+    """The sum of the distances of all numbers in two tensors or tensordicts of one structure."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        apart = (one.to(torch.float64) - other.to(torch.float64)).abs().sum().item()
+        return float("inf") if math.isnan(apart) else apart
+    if not isinstance(one, TensorDictBase) or not isinstance(other, TensorDictBase):
+        return 0.0  # objects
+    return sum(_distance(value, other.get(key)) for key, value in one.items(True, True))

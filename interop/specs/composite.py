@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Self, TypeGuard
 
 import torch
@@ -14,6 +14,7 @@ from torch import Size
 
 from interop.data.tensordicts import of_entries, unchecked
 from interop.specs import shapes, torchrl_classes
+from interop.specs.masks import combined
 from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec, all_or_nothing, as_device, block
 from interop.specs.views import View, path_of
@@ -460,7 +461,21 @@ class Composite(TensorSpec):
         return val
 
     def type_check(self, value: Any, selected_keys: Any = None) -> None:
-        """TypeError for an entry of a wrong dtype. `selected_keys` are root keys, by default all."""
+        """TypeError for an entry of a wrong dtype.
+
+        Args:
+            value: a tensordict; or the value of one entry, whose key is then `selected_keys`.
+            selected_keys: root keys, by default all.
+        """
+        if not (isinstance(value, Mapping) or is_tensor_collection(value)):
+            if selected_keys is None:
+                raise TypeError(
+                    f"the value of an entry needs its key: type_check(value, key), got {type(value).__name__}"
+                )
+            entry = self[path_of(selected_keys)]
+            if entry is not None:
+                entry.type_check(value, selected_keys)
+            return
         wanted = [selected_keys] if isinstance(selected_keys, str) else selected_keys
         for name, entry in self._roots():
             if _demands(entry) and (wanted is None or name in wanted):
@@ -498,14 +513,15 @@ class Composite(TensorSpec):
 
     def cardinality(self) -> Any:
         """The product of the entries' cardinalities; 0 without entries."""
-        counts = [entry.cardinality() for entry in self.values() if entry is not None]
+        each = (entry.cardinality() for entry in self.values() if entry is not None)
+        counts = [count.item() if isinstance(count, torch.Tensor) else count for count in each]
         return math.prod(counts) if counts else 0
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """All combinations of the entries' values: a tensordict [number, *shape]. The first key varies slowest."""
         every = {key: entry.enumerate(use_mask) for key, entry in self._roots() if entry is not None}
-        counts = [len(each) for each in every.values()]
-        places = torch.cartesian_prod(*map(torch.arange, counts)).reshape(-1, len(counts)).unbind(-1) if counts else ()
+        counts = [torch.arange(len(each)) for each in every.values()]
+        places = combined(counts, counts[0]).unbind(-1) if counts else ()
         made = {key: each[at] for (key, each), at in zip(every.items(), places, strict=True)}
         number = len(places[0]) if counts else 0
         return TensorDict(made, batch_size=(number, *self.shape), device=self.device)
@@ -526,12 +542,16 @@ class Composite(TensorSpec):
     def squeeze(self, dim: int | None = None) -> Self:
         at = None if dim is None else shapes.dim_of(dim, self.ndim)
         kept = [place for place, size in enumerate(self.shape) if size != 1 or at not in (None, place)]
-        return self._regrouped(Size([self.shape[place] for place in kept]), [self._names[place] for place in kept])
+        gone = [place for place in reversed(range(self.ndim)) if place not in kept]
+        if not gone:
+            return self
+        new, names = Size([self.shape[place] for place in kept]), [self._names[place] for place in kept]
+        return self._each(new, lambda entry: reduce(lambda made, place: made.squeeze(place), gone, entry), names)
 
     def unsqueeze(self, dim: int) -> Self:
         new = shapes.unsqueezed(self.shape, dim)
         at = dim % len(new)
-        return self._regrouped(new, [*self._names[:at], None, *self._names[at:]])
+        return self._each(new, lambda entry: entry.unsqueeze(at), [*self._names[:at], None, *self._names[at:]])
 
     def _selected(self, index: Any) -> Self:
         index = shapes.normalized(self.shape, index)

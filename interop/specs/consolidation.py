@@ -25,7 +25,8 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     members = spec.members if isinstance(spec, StackedComposite) else []
     if len({frozenset(each.keys()) for each in members}) > 1:
         return False
-    return not recurse or all(check_no_exclusive_keys(each) for each in (*spec.values(), *members) if each is not None)
+    inner = [entry for _, entry in _nested(spec)] if recurse else []
+    return not recurse or all(check_no_exclusive_keys(each) for each in (*inner, *members))
 
 
 def consolidate_spec(
@@ -34,7 +35,8 @@ def consolidate_spec(
     """A copy of a spec in which the members of every stacked Composite have the same keys.
 
     A member without a key gets a spec of the class that the other members have for it. Sizes that differ between those
-    are 0 in it; if all sizes agree, the dims behind the batch dims are 0. A missing Composite is added empty.
+    are 0 in it; if all sizes agree, or if the numbers of dims differ, the dims behind the batch dims are 0. It is on the
+    device of the member, if that has one. A missing Composite is added empty.
 
     Args:
         spec: is not modified.
@@ -58,10 +60,16 @@ def consolidate_spec(
         if recurse_through_stack:
             members = [consolidate_spec(each, recurse_through_entries, recurse_through_stack) for each in made.members]
             made = StackedComposite(*members, dim=made.stack_dim)  # type: ignore[arg-type]
-    for key, entry in list(made.items()) if isinstance(made, Composite) and recurse_through_entries else ():
-        if isinstance(entry, Composite):
-            made[key] = consolidate_spec(entry, recurse_through_entries, recurse_through_stack)
+    for key, entry in _nested(made) if isinstance(made, Composite) and recurse_through_entries else ():
+        made[key] = consolidate_spec(entry, recurse_through_entries, recurse_through_stack)
     return made
+
+
+def _nested(spec: Composite) -> list[tuple[str, Composite]]:
+    """The entries that are Composites. Others of a stack may have no stack: of different ndim, or on different devices."""
+    first: Any = spec.members[0] if isinstance(spec, StackedComposite) else spec
+    keys = [key for key in list(spec.keys()) if isinstance(first.entry(key), Composite)]
+    return [(key, spec[key]) for key in keys]
 
 
 def _empty_like(key: str, owners: list[TensorSpec], member: Composite) -> TensorSpec:
@@ -70,11 +78,15 @@ def _empty_like(key: str, owners: list[TensorSpec], member: Composite) -> Tensor
         kinds = sorted({type(each).__name__ for each in owners})
         raise ValueError(f"{key!r} has specs of several classes in the members that have it: {kinds}")
     if isinstance(first, Composite):
-        return Composite(shape=member.shape, device=first.device)
-    lead, sizes = member.ndim, list(zip(*(each.shape for each in owners), strict=True))
+        return Composite(shape=member.shape, device=member.device or first.device)
+    if len({each.ndim for each in owners}) > 1:  # of no common shape: that of the first, without elements
+        sizes = [(size,) for size in first.shape]
+    else:
+        sizes = list(zip(*(each.shape for each in owners), strict=True))
+    lead = member.ndim
     agree = all(len(set(each)) == 1 for each in sizes)
     shape = [each[0] if len(set(each)) == 1 and (place < lead or not agree) else 0 for place, each in enumerate(sizes)]
-    return first.emptied(Size([*member.shape, *shape[lead:]]))
+    return first.emptied(Size([*member.shape, *shape[lead:]])).to(member.device)
 
 
 def make_composite_from_td(data: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:

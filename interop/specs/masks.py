@@ -1,11 +1,15 @@
 """Masks of allowed choices, and the base class of specs with masks."""
 
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Size, Tensor
 
 from interop.specs.spec import TensorSpec, refused
+
+MOST_LISTED = 2**31  # numbers in the list of all values of a spec
 
 
 class Choices(TensorSpec):
@@ -44,14 +48,42 @@ class Choices(TensorSpec):
 def as_mask(mask: Any, shape: Size, device: Any) -> Tensor:
     """A bool mask of a shape. RuntimeError if it cannot be expanded to the shape, ValueError if it allows no choice."""
     given = torch.as_tensor(mask, device=device).to(torch.bool)
+    surplus = given.ndim - len(shape)
+    is_one = surplus > 0 and given.shape[:surplus].numel() == 1  # one mask of a batch: its dims of 1 say nothing
     try:
-        made = given.expand(shape)
+        made = (given.reshape(given.shape[surplus:]) if is_one else given).expand(shape)
     except RuntimeError:
         text = f"Cannot expand mask to the desired shape. It is {list(given.shape)}, needed is {list(shape)}"
+        if surplus > 0:
+            text += f". For a mask for each of {list(given.shape[:surplus])} values expand the spec before"
         raise RuntimeError(text) from None
     if made.numel() and not made.any():
         raise ValueError(f"the mask of shape {list(given.shape)} allows nothing: it has no True")
     return made.clone()
+
+
+def counted(number: int) -> Tensor:
+    """A number of values as a tensor. OverflowError from 2**63 on."""
+    if number >= 2**63:
+        raise OverflowError(f"there are {number} values, more than an int64 can count")
+    return torch.tensor(number)
+
+
+def combined(choices: Sequence[Tensor], like: Tensor) -> Tensor:
+    """All combinations of one number of each 1-d tensor, [number, len(choices)]; the last one varies fastest.
+
+    ValueError for more than 2**31 numbers. Without tensors one empty combination, of the dtype and device of `like`.
+    """
+    sizes = [len(each) for each in choices]
+    stride = number = math.prod(sizes)
+    if number * max(len(sizes), 1) > MOST_LISTED:
+        raise ValueError(f"there are {number} values, of {len(sizes)} entries each: they are too many to be listed")
+    made = like.new_empty((number, len(sizes)))
+    places = torch.arange(number, device=like.device)
+    for at, each in enumerate(choices if number else ()):
+        stride //= len(each)
+        made[:, at] = each[(places // stride) % len(each)]
+    return made
 
 
 def any_allowed(mask: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The spec of several choices of different sizes, stored as integers."""
 
+import math
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +11,7 @@ from interop.data.arguments import whole
 from interop.specs import shapes
 from interop.specs.boxes import BoxList, limits
 from interop.specs.categorical import Categorical
-from interop.specs.masks import as_mask
+from interop.specs.masks import as_mask, combined, counted
 from interop.specs.one_hot_classes import one_hot_of
 from interop.specs.spec import refused
 
@@ -45,14 +46,20 @@ class MultiCategorical(Categorical):
         if sizes.numel() and int(sizes.max()) - 1 > limits(dtype)[1]:
             raise ValueError(f"{dtype} holds at most {limits(dtype)[1] + 1} choices, got nvec={sizes.tolist()}")
         self.nvec = sizes.to(self.device).expand(shapes.concrete(self.shape))
-        self._values = sizes.prod()
         self.remove_singleton = bool(remove_singleton)
         if mask is not None:
             self.update_mask(mask)
 
-    @property
-    def space(self) -> BoxList:
+    def _box(self) -> BoxList:
         return BoxList.from_nvec(self.nvec)
+
+    def _set_space(self, box: object) -> None:
+        if not isinstance(box, BoxList):
+            raise TypeError(f"the space of a MultiCategorical is a BoxList, got {box!r:.200}")
+        new = type(self)(box.sizes(), self.shape, self.device, self.dtype)
+        if self._allowed is not None and not torch.equal(new.nvec, self.nvec):
+            raise ValueError("the mask is of other sizes: call update_mask(None) before the space is set")
+        self.nvec = new.nvec
 
     @property
     def n(self) -> int:
@@ -112,25 +119,19 @@ class MultiCategorical(Categorical):
         """The value with the dims of the spec; scalars become [1]."""
         return val.unsqueeze(-1) if self._is_scalar and val.shape[-1:] != (1,) else val
 
-    def cardinality(self) -> Tensor:  # type: ignore[override]
-        """The product of the sizes in the given `nvec`, not multiplied by expanded rows."""
-        return self._values
+    def cardinality(self) -> Tensor:
+        """The number of values: the product of the sizes of all entries. OverflowError from 2**63 on."""
+        return counted(math.prod(self.nvec.flatten().tolist()))
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """All combinations of a row of entries, [number, *shape], equal in all rows. The first entry varies slowest.
-
-        With `use_mask` those that the mask allows in all rows. ValueError if rows differ in nvec.
-        """
-        try:
-            sizes = self._row("list of values")
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
-        choices = [torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes]
+        """All values, [number, *shape]; with `use_mask` those that the mask allows. ValueError if they are too many."""
+        sizes = self.nvec.flatten().tolist()
+        choices = [torch.arange(size, device=self.device).to(self.dtype) for size in sizes]
         if use_mask and self._allowed is not None:
-            allowed = self._allowed.reshape(-1, *self._allowed.shape[-2:]).all(0)  # [entries, largest size]
-            choices = [each[row[: len(each)]] for each, row in zip(choices, allowed, strict=True)]
-        every = torch.cartesian_prod(*choices)
-        return every.reshape(-1, *(1 for _ in self.shape[1:]), len(sizes)).expand(-1, *self.nvec.shape)
+            rows = self._allowed.reshape(len(sizes), -1)  # [entries, largest size]
+            choices = [each[row[: len(each)]] for each, row in zip(choices, rows, strict=True)]
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return combined(choices, like).reshape(-1, *self.nvec.shape)
 
     index = refused("a value has several choices, it is no index")
 
@@ -155,13 +156,7 @@ class MultiCategorical(Categorical):
 
     def _selected(self, index: Any) -> Self:
         made = super()._selected(index)
-        made = made if made.shape else made.unflatten_scalar()
-        sizes = made.nvec
-        for dim in range(sizes.ndim - 1):
-            first = sizes[(slice(None),) * dim + (slice(1),)]
-            sizes = first if (sizes == first).all() else sizes
-        made.__dict__["_values"] = sizes.prod()
-        return made
+        return made if made.shape else made.unflatten_scalar()
 
     def unflatten_scalar(self) -> Self:
         """A spec of shape [1] for a scalar spec."""

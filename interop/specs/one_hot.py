@@ -1,6 +1,7 @@
 """Specs of choices stored as one-hot vectors."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from torch import Size, Tensor
 from interop.specs import shapes
 from interop.specs.boxes import BoxList, CategoricalBox
 from interop.specs.categorical import Categorical, sizes_of
-from interop.specs.masks import Choices, any_allowed
+from interop.specs.masks import Choices, any_allowed, combined, counted
 from interop.specs.multi_categorical import MultiCategorical
 from interop.specs.one_hot_classes import encodes
 from interop.specs.spec import TensorSpec
@@ -52,9 +53,14 @@ class OneHot(Choices):
     def _groups(self, n: Any) -> Any:
         return [n]
 
-    @property
-    def space(self) -> Any:
+    def _box(self) -> object:
         return CategoricalBox(self.n)
+
+    def _set_space(self, box: object) -> None:
+        if box != self.space:
+            raise ValueError(
+                f"the space of {self.shape[-1:]} entries is {self.space}, got {box!r:.200}: make a new spec"
+            )
 
     @property
     def n(self) -> int:
@@ -100,26 +106,32 @@ class OneHot(Choices):
             chosen.append(any_allowed(torch.where(both.any(-1, keepdim=True), both, open_)))
         return self._hot(chosen).to(self.dtype)
 
-    def cardinality(self) -> Any:
-        return self.n
+    def cardinality(self) -> int | Tensor:
+        """The number of values: the product of the sizes, to the power of the number of vectors."""
+        return math.prod(self._sizes) ** shapes.concrete(self._free(self.shape)).numel()
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """All vectors, [n, *shape], equal at all positions; with `use_mask` those that the mask allows at all positions."""
-        shape = shapes.concrete(self.shape)
-        every = torch.cartesian_prod(*(torch.arange(size, device=self.device) for size in self._sizes))
-        hot = self._hot(every.reshape(-1, len(self._sizes)).unbind(-1))
+        """All values, [number, *shape]; with `use_mask` those that the mask allows. ValueError if they are too many."""
+        free = shapes.concrete(self._free(self.shape))
+        groups = [torch.arange(size, device=self.device) for size in self._sizes]
         if use_mask and self._allowed is not None:
-            allowed = self._allowed.reshape(-1, shape[-1]).all(0)
-            hot = hot[~(hot & ~allowed).any(-1)]
-        hot = hot.to(self.dtype)
-        return hot.reshape(-1, *(1 for _ in shape[1:]), shape[-1]).expand(-1, *shape)
+            masks = [row.split(self._sizes) for row in self._allowed.reshape(-1, sum(self._sizes))]
+            choices = [group[allowed] for row in masks for group, allowed in zip(groups, row, strict=True)]
+        else:
+            choices = groups * free.numel()
+        chosen = combined(choices, groups[0]).reshape(-1, *free, len(groups))
+        return self._hot(chosen.unbind(-1)).to(self.dtype)
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
-        """Gather from a tensor at the hot positions of its last dim, one entry per group."""
+        """Gather from a tensor at the hot positions of its last dim, one entry per group.
+
+        Leading dims are broadcast: a 1-d index is used for every row.
+        """
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
         groups = zip(index.split(self._sizes, -1), starts, strict=True)
         found = torch.stack([group.to(torch.int8).argmax(-1) + start for group, start in groups], -1)
-        return tensor_to_index.expand(*found.shape[:-1], *tensor_to_index.shape[-1:]).gather(-1, found)
+        lead = torch.broadcast_shapes(found.shape[:-1], tensor_to_index.shape[:-1])
+        return tensor_to_index.expand(*lead, -1).gather(-1, found.expand(*lead, -1))
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         if self.use_register:
@@ -188,12 +200,20 @@ class MultiOneHot(OneHot):
     def _groups(self, n: Any) -> Any:
         return n
 
-    @property
-    def space(self) -> BoxList:
+    def _box(self) -> BoxList:
         return BoxList([CategoricalBox(size) for size in self._sizes])
 
+    def _set_space(self, box: object) -> None:
+        sizes = [each.n for each in box] if isinstance(box, BoxList) else None
+        if sizes is None or sum(sizes) != self.shape[-1]:
+            raise ValueError(f"the space is a BoxList of {self.shape[-1]} entries in all, got {box!r:.200}")
+        if self._allowed is not None and sizes != self._sizes:
+            raise ValueError(f"the mask is of groups of {self._sizes}, not of {sizes}: call update_mask(None) first")
+        self._sizes, self.nvec = sizes_of(sizes), sizes
+
     def cardinality(self) -> Tensor:
-        return torch.tensor(self._sizes).prod()
+        """The product of the sizes, to the power of the number of rows. OverflowError from 2**63 on."""
+        return counted(int(super().cardinality()))
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         chosen = self._choices(val, ignore_device)

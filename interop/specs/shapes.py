@@ -131,7 +131,7 @@ def normalized(shape: Size, index: Any) -> tuple[Any, ...]:
     IndexError for an index that is out of range, has too many elements, or contains bools or strings.
     """
     parts = [_part(each) for each in (index if isinstance(index, tuple) else (index,))]
-    used = sum(_dims_of(each) for each in parts if each is not Ellipsis)
+    used = sum(dims_of(each) for each in parts if each is not Ellipsis)
     if sum(each is Ellipsis for each in parts) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if used > len(shape):
@@ -184,11 +184,11 @@ def first_of_dynamic(shape: Size, index: tuple[Any, ...]) -> tuple[Any, ...]:
         if is_dynamic and not isinstance(part, int) and not (isinstance(part, slice) and part == slice(None)):
             raise IndexError(f"dim {at} is dynamic (-1): it takes an integer or ':', for its size is not known")
         parts.append(0 if is_dynamic and isinstance(part, int) else part)
-        at += _dims_of(part)
+        at += dims_of(part)
     return tuple(parts)
 
 
-def _dims_of(part: Any) -> int:
+def dims_of(part: Any) -> int:
     """The number of dims that an element of an index consumes."""
     is_mask = isinstance(part, np.ndarray | Tensor) and part.dtype in (np.bool_, torch.bool)
     return part.ndim if is_mask else 0 if part is None else 1
@@ -206,7 +206,7 @@ def _index_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
     if any(isinstance(part, np.ndarray) for part in index):
         first: list[Any] = []
         for part in index:
-            first += [part] if isinstance(part, int) else [slice(None)] * _dims_of(part)
+            first += [part] if isinstance(part, int) else [slice(None)] * dims_of(part)
         whole, index = whole[tuple(first)], tuple(part for part in index if not isinstance(part, int))
     return whole[index]
 
@@ -215,6 +215,6 @@ def select(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
     """Apply a normalized index to the first dims of a tensor."""
     if not any(isinstance(part, np.ndarray) or (isinstance(part, slice) and (part.step or 1) < 0) for part in index):
         return tensor[index]
-    ndim = sum(map(_dims_of, index))
+    ndim = sum(map(dims_of, index))
     places = _index_array(np.arange(tensor.shape[:ndim].numel()).reshape(tensor.shape[:ndim]), index)
     return tensor.flatten(0, ndim - 1)[torch.as_tensor(places.copy(), device=tensor.device)]

@@ -71,8 +71,21 @@ class TensorSpec(Shown, ItemSpec):
 
     @property
     def space(self) -> Any:
+        """The box of the values; None for a spec without one. A box that is assigned replaces the range."""
+        return self._box()
+
+    @space.setter
+    def space(self, box: object) -> None:
+        self._set_space(box)
+
+    def _box(self) -> object:
         """The box of the values; None for a spec without one."""
         return None
+
+    def _set_space(self, box: object) -> None:
+        """Replace the range of the values, in place. TypeError for a box of another kind."""
+        if box is not None:
+            raise TypeError(f"a {type(self).__name__} has no space, got {box!r:.200}")
 
     @property
     def ndim(self) -> int:
@@ -225,11 +238,11 @@ class TensorSpec(Shown, ItemSpec):
     # ------------------------------------------------------------------ all values
 
     def cardinality(self) -> Any:
-        """The number of values."""
+        """The number of values, of all dims of the shape together; masks are not counted."""
         raise NotImplementedError(f"{type(self).__name__} has no cardinality")
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """All values, [number, *self.shape]; with `use_mask`, only the values allowed by the mask."""
+        """All values, [number, *self.shape], the last entry varies fastest; with `use_mask`, those that the mask allows."""
         raise NotImplementedError(f"the values of a {type(self).__name__} cannot be enumerated")
 
     def index(self, index: Any, tensor_to_index: Tensor) -> Tensor:
@@ -248,10 +261,13 @@ class TensorSpec(Shown, ItemSpec):
         return made
 
     def _changed(self, shape: Size, change: Callable[[Tensor, int], Tensor], **fields: Any) -> Self:
-        """A copy of another shape; `change` maps each of its tensors, given the tensor and its number of spec dims."""
+        """A copy of another shape; `change` maps each of its tensors, given the tensor and its number of spec dims.
+
+        The tensors of the copy share no memory with those of the spec: bounds and masks may be changed in place.
+        """
         lead = len(self.shape) - self.structural
         parts = {name: getattr(self, name) for name in self._parts}
-        changed = {name: change(part, lead) for name, part in parts.items() if part is not None}
+        changed = {name: _copied(change(part, lead)) for name, part in parts.items() if part is not None}
         return self._replaced(shape=shape, **changed, **fields)
 
     def _free(self, shape: Size) -> Size:
@@ -263,9 +279,8 @@ class TensorSpec(Shown, ItemSpec):
             raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged, it is {self.shape[-1:]}")
 
     def expand(self, *shape: Any) -> Self:
-        """Add leading dims and enlarge dims of size 1. ValueError if another size changes."""
-        new = shapes.expanded(self.shape, shapes.of_arguments(shape))
-        return self if new == self.shape else self._expanded(new)
+        """Add leading dims and enlarge dims of size 1: a new spec. ValueError if another size changes."""
+        return self._expanded(shapes.expanded(self.shape, shapes.of_arguments(shape)))
 
     def _expanded(self, new: Size) -> Self:
         self._keep_last(not self.rigid or new[-1:] == self.shape[-1:])
@@ -384,8 +399,8 @@ class TensorSpec(Shown, ItemSpec):
         return self.to(torch.device("cuda", given) if isinstance(given, int) else given)
 
     def clone(self) -> Self:
-        """An equal spec, independent of `make_neg_dim` and `update_mask` on the original."""
-        return self._replaced()
+        """An equal spec that no change of the original changes, of its bounds or its mask in place included."""
+        return self._changed(self.shape, lambda part, lead: part)
 
     def clear_device_(self) -> Self:
         """Do nothing: a spec of tensors always has a device."""
@@ -486,6 +501,14 @@ def range_of(space: object) -> str:
 def block(title: str, rows: list[str]) -> str:
     """A multi-line string: the title, and the rows in brackets."""
     return f"{title}(\n    " + ",\n".join(rows).replace("\n", "\n    ") + ")"
+
+
+def _copied(part: Tensor) -> Tensor:
+    """A copy of a tensor; expanded dims stay expanded, and take no memory."""
+    expanded = [stride == 0 and size > 1 for stride, size in zip(part.stride(), part.shape, strict=True)]
+    if not any(expanded):
+        return part.clone()
+    return part[tuple(slice(1) if is_expanded else slice(None) for is_expanded in expanded)].clone().expand(part.shape)
 
 
 def _about(value: Any) -> str:

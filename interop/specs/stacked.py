@@ -1,6 +1,7 @@
 """Lazy stacks of unequal specs, and `torch.stack` of specs."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ from tensordict import is_tensor_collection, lazy_stack
 from torch import Size, Tensor
 
 from interop.specs import shapes, torchrl_classes
-from interop.specs.composite import Composite, Entry
+from interop.specs.composite import Composite, Entry, IsLeaf
+from interop.specs.masks import combined
 from interop.specs.spec import TensorSpec, all_or_nothing, block, refused
+from interop.specs.views import View
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -26,7 +29,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     if not specs:
         raise RuntimeError("stack expects at least one spec")
     first = specs[0]
-    if any(not isinstance(each, TensorSpec) for each in specs) or len({type(each) for each in specs}) > 1:
+    if any(not isinstance(each, TensorSpec) for each in specs) or len(set(map(_kind, specs))) > 1:
         kinds = sorted({type(each).__name__ for each in specs})
         raise RuntimeError(f"Stacking specs cannot occur: Found more than one type of specs in the list, {kinds}")
     named = [("Devices", "device"), ("Dtypes", "dtype"), ("Ndims", "ndim")]
@@ -42,6 +45,11 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 
 TensorSpec.implements_for_spec(torch.stack)(stack)
+
+
+def _kind(spec: object) -> type:
+    """The class of a spec; of a lazy stack that of its members, with which it can be stacked."""
+    return _kind(spec.members[0]) if isinstance(spec, LazyStack) else type(spec)
 
 
 class LazyStack(TensorSpec):
@@ -87,9 +95,12 @@ class LazyStack(TensorSpec):
         """Convert a dim of the stack to a dim of the members."""
         return at - (at > self.stack_dim)
 
-    def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
+    def _of(self, specs: Sequence[Any], dim: int) -> "LazyStack":
         kind: Any = type(self)
-        return kind(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
+        return kind(*specs, dim=dim)
+
+    def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
+        return self._of([change(each) for each in self.members], self.stack_dim if dim is None else dim)
 
     def _values(self, val: Any) -> list[Any]:
         """Split a value into one value per member."""
@@ -109,14 +120,57 @@ class LazyStack(TensorSpec):
             each.is_in(part) for each, part in zip(self.members, parts, strict=True)
         )
 
-    encode = refused("the members can encode, stack.unbind(stack.dim)")
-    cardinality = refused("the members have a cardinality, stack.unbind(stack.dim)")
+    def _joined(self, values: list[Any], lead: int) -> object:
+        """One value of the values of the members, stacked behind `lead` leading dims."""
+        raise NotImplementedError
+
+    def encode(self, val: object, *, ignore_device: bool = False) -> object:
+        """Encode one raw value for each member, as `to_numpy` returns them, as a value of the stack.
+
+        Args:
+            val: a list of a raw value for each member; or an array with the stack dim, or a dict of such; a tensor is
+                returned unchanged.
+            ignore_device: keep the result on the CPU.
+
+        RuntimeError for another number of values, or one that does not fit its member.
+        """
+        if isinstance(val, Tensor) or is_tensor_collection(val):
+            return val
+        parts = self._raw_values(val)
+        if len(parts) != len(self.members):
+            raise RuntimeError(f"needed are values for {len(self.members)} members, got {len(parts)}")
+        made = [each.encode(part, ignore_device=ignore_device) for each, part in zip(self.members, parts, strict=True)]
+        return self._joined(made, 0)
+
+    def _raw_values(self, val: object) -> list[Any]:
+        """Split a raw value into one for each member."""
+        if isinstance(val, Mapping):
+            split = {key: self._raw_values(each) for key, each in val.items()}
+            return [{key: parts[place] for key, parts in split.items()} for place in range(len(self.members))]
+        if isinstance(val, Tensor):
+            return list(val.unbind(self.stack_dim))
+        if isinstance(val, np.ndarray):
+            if val.ndim <= self.stack_dim:
+                raise RuntimeError(f"an array of shape {list(val.shape)} has no stack dim, which is {self.stack_dim}")
+            return list(np.moveaxis(val, self.stack_dim, 0))
+        if not isinstance(val, list | tuple):
+            raise TypeError(f"needed is a raw value for each of {len(self.members)} members, got {val!r:.200}")
+        return list(val)
+
+    def cardinality(self) -> int | float:
+        """The product of the members' cardinalities."""
+        counts = [each.cardinality() for each in self.members]
+        return math.prod(count.item() if isinstance(count, Tensor) else count for count in counts)
+
     index_select = refused("index the stack along its stack dim")
     _regrouped = refused("squeeze, unsqueeze, expand or unbind a lazy stack, it cannot be reshaped")
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """The stacked values of the members. RuntimeError if their cardinalities differ."""
-        return torch.stack([each.enumerate(use_mask) for each in self.members], self.stack_dim + 1)
+        """All combinations of the members' values. The value of the first member varies slowest."""
+        every = [each.enumerate(use_mask) for each in self.members]
+        counts = [torch.arange(len(each)) for each in every]
+        places = combined(counts, counts[0]).unbind(-1)
+        return self._joined([each[at] for each, at in zip(every, places, strict=True)], 1)
 
     def expand(self, *shape: Any) -> Any:
         """Add leading dims and enlarge dims of size 1. The stack dim keeps its size."""
@@ -157,26 +211,32 @@ class LazyStack(TensorSpec):
         return tuple(stack(each, self.stack_dim - (at < self.stack_dim)) for each in zip(*parts, strict=True))
 
     def _selected(self, index: Any) -> Any:
-        """Select a member, or a stack of several. IndexError for an index into other dims."""
-        parts, at = list(index) if isinstance(index, tuple) else [index], self.stack_dim
-        if any(part is None for part in parts):
-            raise IndexError(f"Cannot index a {type(self).__name__} with None values: unsqueeze it")
-        if parts[:1] == [Ellipsis] and len(parts) <= 2:
-            if len(parts) == 2 and at != self.ndim - 1:
-                raise IndexError(f"[..., index] is for a stack along its last dim, here {at} of {list(self.shape)}")
-            parts = [slice(None)] * (self.ndim + 1 - len(parts)) + parts[1:]
-        others = [part for place, part in enumerate(parts) if place != at]
-        if len(parts) > self.ndim or any(not isinstance(part, slice) or part != slice(None) for part in others):
-            raise IndexError(f"a lazy stack is indexed along its stack dim, {at} of {list(self.shape)}, got {index!r}")
-        if len(parts) <= at:
-            return self
-        part = parts[at] if isinstance(parts[at], int | slice) else np.asarray(parts[at])
+        """A member, or a stack of several, with the rest of the index applied to them.
+
+        The index is as that of a tensor of the shape of the stack; the structural dims of the members take none. IndexError
+        for an array along the stack dim beside other arrays, or of several dims; and for an index of no member.
+        """
+        at, structural = self.stack_dim, self.members[0].structural
+        free = self.shape if at >= self.ndim - structural else self.shape[: self.ndim - structural]
+        before, part, behind = _split(shapes.normalized(free, index), at)
+        inner = (*before, *behind)
+        trivial = [type(each) is slice and each == slice(None) for each in inner]
+        if len(free) == self.ndim and structural:  # the members take no index there
+            if not all(trivial[-structural:]):
+                raise IndexError(f"the last dims of the members take no index, got {index!r} for {list(self.shape)}")
+            inner = inner[: len(inner) - structural]
         chosen = np.arange(len(self.members))[part]
-        if not chosen.ndim:
-            return self.members[int(chosen)]
         if not chosen.size:
             raise IndexError(f"the index {index!r} selects no member of the stack")
-        return stack([self.members[place] for place in chosen.flat], at)
+        arrays = [each for each in inner if isinstance(each, np.ndarray)]
+        if chosen.ndim > 1 or (chosen.ndim and len(arrays) > (0 if isinstance(part, np.ndarray) else 1)):
+            raise IndexError(f"a lazy stack takes one array of one dim as an index beside slices, got {index!r}")
+        made = [self.members[place] if all(trivial) else self.members[place][inner] for place in chosen.flat]
+        if not chosen.ndim:
+            return made[0]
+        place = sum(map(_dims_after, before))
+        is_behind = made[0].rigid and place == made[0].ndim  # where equal ones have no stack but a lazy one
+        return self._of(made, place) if is_behind else stack(made, place)
 
     def make_neg_dim(self, dim: int) -> None:
         """Make a dim of every member dynamic, in place. ValueError for the stack dim."""
@@ -225,12 +285,14 @@ class Stacked(LazyStack):
     space = property(refused("the members have boxes, stack.unbind(stack.dim)"))
 
     def _made(self, how: str, lead: Size) -> Tensor:
-        values = [getattr(each, how)(lead) for each in self.members]
+        return self._joined([getattr(each, how)(lead) for each in self.members], len(lead))
+
+    def _joined(self, values: list[Any], lead: int) -> Tensor:
         if len({each.shape for each in values}) == 1:
-            return torch.stack(values, self.stack_dim + len(lead))
+            return torch.stack(values, self.stack_dim + lead)
         if lead or self.stack_dim:
             text = "Cannot create a nested tensor with a stack dimension other than 0"
-            raise RuntimeError(f"{text}: here it is {self.stack_dim}, behind {len(lead)} leading dims")
+            raise RuntimeError(f"{text}: here it is {self.stack_dim}, behind {lead} leading dims")
         return torch.nested.nested_tensor(values)
 
     def project(self, val: Any) -> Any:
@@ -242,10 +304,11 @@ class Stacked(LazyStack):
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
         """The value as an array; a nested tensor as a list of arrays."""
-        if not val.is_nested:
-            return super().to_numpy(val, safe)
         self._assert_safe(val, safe)
-        return [each.to_numpy(part) for each, part in zip(self.members, self._values(val), strict=True)]
+        parts = [each.to_numpy(part) for each, part in zip(self.members, self._values(val), strict=True)]
+        if isinstance(val, Tensor) and not val.is_nested:
+            return np.stack(parts, min(val.ndim - self.ndim + self.stack_dim, parts[0].ndim))
+        return parts
 
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"device={self.device}", f"dtype={self.dtype}", f"domain={self.domain}"]
@@ -272,6 +335,16 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # `_specs`:
     def _common(self) -> set[str]:
         """The keys common to all members."""
         return set.intersection(*(set(each.keys()) for each in self.members))
+
+    def keys(
+        self, include_nested: bool = False, leaves_only: bool = False, *, is_leaf: IsLeaf = None,
+        step_mdp_static_only: bool = False,
+    ) -> View:  # fmt: skip
+        """The keys common to all members, sorted; arguments as for `Composite.keys`."""
+        if include_nested or leaves_only or is_leaf is not None or step_mdp_static_only:
+            return super().keys(include_nested, leaves_only, is_leaf=is_leaf, step_mdp_static_only=step_mdp_static_only)
+        # Without the entries: specs of members that differ in ndim have no stack.
+        return View(lambda: (((name,), None) for name in sorted(self._common())), lambda key, entry: key)
 
     def entry(self, name: str) -> Entry:
         """The stack of the members' entries. KeyError if a member lacks the key."""
@@ -311,7 +384,10 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # `_specs`:
         return self._of_members(lambda each: each.empty())
 
     def _made(self, how: str, lead: Size) -> Any:
-        return lazy_stack([getattr(each, how)(lead) for each in self.members], self.stack_dim + len(lead))
+        return self._joined([getattr(each, how)(lead) for each in self.members], len(lead))
+
+    def _joined(self, values: list[Any], lead: int) -> object:
+        return lazy_stack(values, self.stack_dim + lead)
 
     def project(self, val: Any) -> Any:
         """Project the members' values, in place where they are views. Returns a lazy stack."""
@@ -331,6 +407,27 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # `_specs`:
         own = [f"{place} -> {key}: {each}" for place, all_ in self.exclusive().items() for key, each in all_.items()]
         rest = [f"device={self.device}", f"shape={self.shape}", f"stack_dim={self.stack_dim}"]
         return block("StackedComposite", [block("fields=", fields), block("exclusive_fields=", own), *rest])
+
+
+def _split(parts: tuple[Any, ...], at: int) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+    """Split a normalized index at a dim: what is before it, the part of the dim, and what is behind."""
+    dim = 0
+    for place, part in enumerate(parts):
+        if dim == at and part is not None:
+            if isinstance(part, np.ndarray) and part.ndim != 1:
+                raise IndexError(f"an array along the stack dim, {at}, has one dim, got shape {part.shape}")
+            return parts[:place], part, parts[place + 1 :]
+        dim += shapes.dims_of(part)
+        if dim > at:
+            raise IndexError(f"a mask of shape {part.shape} cannot include the stack dim, {at}: index it by numbers")
+    raise AssertionError("a normalized index has a part for each dim")
+
+
+def _dims_after(part: object) -> int:
+    """The number of dims that a part of an index leaves."""
+    if isinstance(part, np.ndarray):
+        return 1 if part.dtype == np.bool_ else part.ndim
+    return 0 if isinstance(part, int) else 1
 
 
 def _with_member_sizes(new: Size, shape: Size) -> Size:

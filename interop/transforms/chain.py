@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
@@ -179,6 +180,18 @@ class Compose(Transform):
     def forget(self) -> None:
         for keeper in self.keeping:
             keeper.forget()
+
+    def outside(self, stored: TensorDictBase) -> TensorDictBase:
+        """The opposite of `inv`, of each transform in order: see `Transform.outside`."""
+        for transform in self.transforms:
+            stored = transform.outside(stored) if isinstance(transform, Transform) else stored
+        return stored
+
+    def transform_env_device(self, device: object) -> object:
+        """The device behind the last transform that moves data."""
+        for transform in self.transforms:
+            device = transform.transform_env_device(device) if isinstance(transform, Transform) else device
+        return device
 
     def set_missing_tolerance(self, mode: bool = False) -> None:
         """Have all of them skip missing entries, or not."""

@@ -5,10 +5,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
+import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection, unravel_key
 from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from interop.data.keys import as_path, known_keys
 
@@ -106,6 +107,51 @@ class Transform(nn.Module):
     def _overrides(self, method: str) -> bool:
         """Whether a subclass defines a method."""
         return getattr(type(self), method) is not getattr(Transform, method)
+
+    def transform_observation_spec(self, spec: object) -> object:
+        """The spec of the data that is read, of a Composite or of the entry of the one key in `in_keys`.
+
+        A copy of the transform is run on zeros. An entry that is not changed, or only renamed, keeps its spec; a changed one
+        becomes unbounded, or a choice of two for bools. Entries without a spec are skipped.
+        """
+        from interop.specs.changed import changed  # here: programs without specs do not import them
+
+        twin = copy.deepcopy(self)
+        twin.set_missing_tolerance(True)
+        return changed(spec, twin, self.in_keys)
+
+    transform_reward_spec = transform_done_spec = transform_observation_spec
+
+    def transform_action_spec(self, spec: object) -> object:
+        """The spec of the data that is to be written, `out_keys_inv`, for the spec of what `inv` makes of it, `in_keys_inv`.
+
+        Found as by `transform_observation_spec`, with `_apply_transform` as the opposite of the inverse: an entry keeps its
+        spec if there is none.
+        """
+        from interop.specs.changed import changed
+
+        return changed(spec, copy.deepcopy(self).outside, self.in_keys_inv)
+
+    transform_state_spec = transform_action_spec
+
+    def outside(self, stored: TensorDictBase) -> TensorDictBase:
+        """Change entries that `inv` writes back to those that it reads, in place. Missing ones are skipped."""
+        for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=False):
+            value = stored.get(inner, None)
+            if value is not None:
+                stored.set(outer, self.read_tensor(value))
+                if outer != inner:
+                    del stored[inner]
+        return stored
+
+    def transform_env_batch_size(self, batch_size: Size) -> Size:
+        """The batch size of the data that is read: unchanged."""
+        return batch_size
+
+    def transform_env_device(self, device: object) -> object:
+        """The device of the data that is read: that of the transform, if it moves data to one."""
+        own = getattr(self, "device", None)
+        return device if own is None else torch.device(own)
 
     def snapshot(self) -> Any:
         """The state, as `restore` takes it. Later writes must not change it."""

@@ -84,6 +84,7 @@ INTENDED = {  # patterns of kinds and calls for which TorchRL does something by 
     ("", r"\[slice\(None, None, -1"): "slices with negative steps have a size",
     ("", r"\[(True|a|\(Ellipsis, Ellipsis\))\]"): "an IndexError, as for other indices",
     ("", r"is_in, shape"): "False for a shape that does not broadcast",
+    ("Categorical|Binary|OneHot|Multi", "cardinality|enumerate"): "all values of the shape, not of one place",
     (".*bool|Binary|.*float32|.*int8", "enumerate|to_one_hot|index"): "lists have the dtype, all dtypes are indices",
     ("OneHot", "index"): "one entry for each vector, as documented",
     ("Multi", "index"): "entries by group, or NotImplementedError",

@@ -211,10 +211,18 @@ REFUSED = {
         "rand along another dim": (
             lambda spec: torch.stack(list(spec.unbind()), 1).rand(), RuntimeError, "other than 0: here it is 1"),
         "reshape": (lambda spec: spec.reshape(6, -1), NotImplementedError, "cannot be reshaped"),
-        "encode": (lambda spec: spec.encode(1), NotImplementedError, "members can encode"),
+        "encode": (lambda spec: spec.encode(1), TypeError, "a raw value for each of 2 members, got 1"),
+        "encode another number": (lambda spec: spec.encode([1, 2, 3]), RuntimeError, "for 2 members, got 3"),
+        "encode an array without the stack dim": (
+            lambda spec: spec.encode(np.array(1.0)), RuntimeError, r"shape \[\] has no stack dim"),
         "unbind": (lambda spec: spec.unbind(2), ValueError, "dim 2 .* cannot be unbound"),
         "make_neg_dim": (lambda spec: spec.make_neg_dim(0), ValueError, "stack dim 0, which cannot be dynamic"),
-        "an index behind its dim": (lambda spec: spec[:, 0], IndexError, "indexed along its stack dim"),
+        "too many indices": (lambda spec: spec[0, 0, 0, 0], IndexError, "too many indices"),
+        "an array of two dims": (lambda spec: spec[[[0, 1], [1, 1]]], IndexError, "has one dim, got shape"),
+        "a mask over its dim": (lambda spec: spec[np.ones((2, 3), bool)], IndexError, "has one dim"),
+        "a mask that includes its dim": (
+            lambda spec: torch.stack(list(spec.unbind()), 1)[np.ones((3, 2), bool)], IndexError, "index it by numbers"),
+        "two arrays": (lambda spec: spec[[0, 1], [0, 1]], IndexError, "one array of one dim"),
         "an index of no member": (lambda spec: spec[2:], IndexError, "selects no member"),
     }),
     "a space of gymnasium": (lambda: None, {
