@@ -48,6 +48,7 @@ CASES: list[Any] = [
     (Buffer(5, Slices(3, RANKED, least=2, burn_in=2), trajectories=ALL, lanes=(2, 1)), (1, 3, 11)),
     (Buffer(7, Slices(3, PerTrajectory()), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
     (Buffer(7, Slices(2, Shuffled()), trajectories=ENDS), (1, 9)),
+    (Buffer(7, Slices(3, EVER, period=2), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
 ]
 MORE: list[Any] = [
     (Buffer(7, Slices(7), trajectories=ALL), (1, 3, 11)),
@@ -64,6 +65,10 @@ MORE: list[Any] = [
     (Buffer(6, Slices(3, Shuffled(), least=2, burn_in=1), trajectories=ALL, lanes=(2,)), (1, 2, 14)),
     (Buffer(7, Slices(3, PerTrajectory(Shuffled()), least=2), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
     (Buffer(7, Slices(3, PerTrajectory(Shuffled(drop_last=True))), trajectories=ENDS), (1, 3, 11)),
+    (Buffer(7, Slices(2, period=2), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
+    (Buffer(7, Slices(2, period=3, least=1, burn_in=1), trajectories=ENDS), (1, 3, 11)),
+    (Buffer(7, Slices(2, RANKED, period=3, least=1), trajectories=ALL, lanes=(2,)), (1, 2, 9)),
+    (Buffer(6, Slices(3, Shuffled(), least=2, period=2), trajectories=ALL, lanes=(2,)), (1, 2, 14)),
 ]
 
 
@@ -119,13 +124,14 @@ class Play:
         """What the model says of each start that can be drawn."""
         if isinstance(self.starts, PerTrajectory):
             return self.model.chances_per_trajectory(self.rule.shortest, self.rule.length)
-        return self.model.chances(self.rule.shortest, None if self.priorities is None else self.priorities.values())
+        weights = None if self.priorities is None else self.priorities.values()
+        return self.model.chances(self.rule.shortest, weights, self.rule.period)
 
     def drawable(self) -> int:
         """How many starts there are, or trajectories."""
         if isinstance(self.starts, PerTrajectory):
             return sum(len(each.slots) >= self.rule.shortest for each in self.model.stored())
-        return len(self.model.starts(self.rule.shortest))
+        return len(self.model.starts(self.rule.shortest, self.rule.period))
 
     def draw(self, count: int) -> Any:
         """A draw of which all rows are what the model says."""
