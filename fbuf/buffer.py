@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 
 from fbuf import checks, frames, memory_plan, row_masks, storage, trajectories
 from fbuf.frames import Frames, FrameState
@@ -163,7 +163,7 @@ class Buffer:
     def extend(
         self,
         state: BufferState,
-        batch: Any,
+        batch: PyTree,
         *,
         lanes_first: bool = False,
         mask: Bool[Array, " n"] | Bool[Array, "runs time"] | None = None,
@@ -188,7 +188,7 @@ class Buffer:
         state, slots = self._extend(state, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, at, 0), batch), count)
         return state, jnp.moveaxis(slots, 0, at)
 
-    def _extend_masked(self, state: BufferState, batch: Any, mask: Array, at: int) -> tuple[BufferState, Array]:
+    def _extend_masked(self, state: BufferState, batch: PyTree, mask: Array, at: int) -> tuple[BufferState, Array]:
         shape, begins = mask.shape, None
         if mask.ndim == 2 and not self.lanes:
             batch = checks.runs_as_rows(batch, shape)
@@ -206,7 +206,7 @@ class Buffer:
 
     @functools.partial(jax.jit, static_argnums=0)
     def _write_masked(
-        self, state: BufferState, batch: Any, mask: Bool[Array, " n"], begins: Bool[Array, " n"] | None
+        self, state: BufferState, batch: PyTree, mask: Bool[Array, " n"], begins: Bool[Array, " n"] | None
     ) -> tuple[BufferState, Array]:
         """The state after a write of the rows where the mask is True, and the slots of all rows: -1 for the others."""
         if self.trajectories is None and not self.sampler.needs_order:
@@ -240,7 +240,7 @@ class Buffer:
         return state, row_masks.spread(slots, mask)
 
     def _extend(
-        self, state: BufferState, batch: Any, count: int, begins: Array | None = None
+        self, state: BufferState, batch: PyTree, count: int, begins: Array | None = None
     ) -> tuple[BufferState, Array]:
         """Write rows; a trajectory begins with those where `begins` is True, too."""
         ring, rows = self.writer.claim(state.ring, batch, count, self.capacity)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import PyTree
 
 from fbuf.keywords import nearest
 
@@ -29,7 +30,7 @@ def as_int(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def batch_size(given: Any, default: int | None) -> int:
+def batch_size(given: object, default: int | None) -> int:
     """The batch size of a call, or of the buffer. TypeError if neither has one."""
     if given is None and default is None:
         raise TypeError(
@@ -199,10 +200,10 @@ def mask_fits(shape: tuple[int, ...], rows: int, lanes: tuple[int, ...]) -> None
         raise ValueError(f"mask needs shape [{rows}], one value for each row of the batch, got {_shape(shape)}")
 
 
-def runs_as_rows(batch: Any, shape: tuple[int, ...]) -> Any:
+def runs_as_rows(batch: PyTree, shape: tuple[int, ...]) -> PyTree:
     """Leaves [runs, time, ...] as [runs * time, ...]. ValueError, naming the leaf, for leaves of another shape."""
 
-    def rows(path: Any, leaf: Any) -> Any:
+    def rows(path: tuple[object, ...], leaf: Array | np.ndarray) -> Array | np.ndarray:
         refuse_tensor(_name(path), leaf)
         if jnp.shape(leaf)[:2] != shape:
             raise ValueError(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int, PyTree, Shaped
 
 from fbuf.fusion import computed_once, put_alone, two_or_more, zero_after
 from fbuf.keywords import checked
@@ -78,13 +78,13 @@ class HighestRanked(Writer):
         return self._claimed(state, batch, count, None, capacity)
 
     def claim_masked(
-        self, state: HighestRankedState, batch: Any, mask: Bool[Array, " n"], capacity: int
+        self, state: HighestRankedState, batch: PyTree, mask: Bool[Array, " n"], capacity: int
     ) -> tuple[HighestRankedState, Int[Array, " n"]]:
         """The rows of the items where the mask is True, -1 for the others and for those that are not stored."""
         return self._claimed(state, batch, mask.shape[0], mask, capacity)
 
     def _claimed(
-        self, state: HighestRankedState, batch: Any, count: int, mask: Array | None, capacity: int
+        self, state: HighestRankedState, batch: PyTree, count: int, mask: Array | None, capacity: int
     ) -> tuple[HighestRankedState, Int[Array, " count"]]:
         if count == 0:
             return state, jnp.zeros(0, jnp.int32)

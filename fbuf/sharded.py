@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 
 from fbuf import checks, memory_plan, priority_tree, row_words
 from fbuf.buffer import Buffer, BufferState
@@ -108,7 +108,7 @@ class Sharded:
         return self._stacked(self._part().init(example))
 
     def extend(
-        self, state: BufferState, batch: Any, mask: Bool[Array, "*rows"] | None = None
+        self, state: BufferState, batch: PyTree, mask: Bool[Array, "*rows"] | None = None
     ) -> tuple[BufferState, Int[Array, "*batch"]]:
         """Write this device's rows, leaves [n, *lanes, ...], into its part. Returns their slots, -1 for none. O(n).
 
@@ -269,7 +269,7 @@ class OnMesh:
         return _program(self, "init", P(), self._by_device, ())(zeros)
 
     def extend(
-        self, state: BufferState, batch: Any, mask: Bool[Array, "*rows"] | None = None
+        self, state: BufferState, batch: PyTree, mask: Bool[Array, "*rows"] | None = None
     ) -> tuple[BufferState, Int[Array, "*batch"]]:
         """Write a batch of leaves [n, *lanes, ...]: the first n / devices rows to the first device, and so on.
 
