@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 
-from fbuf import checks, frames, memory_plan, storage, trajectories
+from fbuf import checks, frames, memory_plan, row_masks, storage, trajectories
 from fbuf.frames import Frames, FrameState
 from fbuf.fusion import computed_once
 from fbuf.keywords import checked
@@ -74,6 +74,7 @@ class Buffer(Shown):
         writer: the rule that names the rows of new items: the oldest, or those of lowest rank (`HighestRanked`).
         trajectories: the leaves that mark trajectories, for `frames` and `Slices`.
         frames: the observations whose frames are each stored once; a rule or a tuple of rules.
+        batch_size: of `sample` without one. It is static, so `jax.pmap(buffer.sample)` needs no static arguments.
 
     With `lanes`, a row holds one item of each of several parallel environments: leaves are [capacity, *lanes, ...], and
     the slot of an item is row * prod(lanes) + lane. At most 2^31 - 9 items.
@@ -88,6 +89,7 @@ class Buffer(Shown):
     writer: Writer = dataclasses.field(default=RoundRobin(), kw_only=True)
     trajectories: Trajectories | None = dataclasses.field(default=None, kw_only=True)
     frames: tuple[Frames, ...] | Frames = dataclasses.field(default=(), kw_only=True)
+    batch_size: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lanes, tuple):
@@ -103,6 +105,10 @@ class Buffer(Shown):
             self._require_trajectories("Slices")
         else:
             checks.rule("sampler", self.sampler, Sampler)
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", checks.as_int("batch_size", self.batch_size))
+            if isinstance(self.sampler, Slices):
+                self.sampler.check_batch_size(self.batch_size)
         checks.rule("writer", self.writer, Writer)
         self._check_writer()
         object.__setattr__(self, "frames", self._frames)
@@ -163,22 +169,88 @@ class Buffer(Shown):
         return state, slots[0]
 
     def extend(
-        self, state: BufferState, batch: Any, *, lanes_first: bool = False
-    ) -> tuple[BufferState, Int[Array, "n *lanes"] | Int[Array, "*lanes n"]]:
+        self,
+        state: BufferState,
+        batch: PyTree,
+        *,
+        lanes_first: bool = False,
+        mask: Bool[Array, " n"] | Bool[Array, "runs time"] | None = None,
+    ) -> tuple[BufferState, Int[Array, "n *lanes"] | Int[Array, "*lanes n"] | Int[Array, "runs time"]]:
         """Write a batch of leaves [n, *lanes, ...] over the oldest rows. Returns the slots, -1 for items not stored.
 
         With `lanes_first` leaves are [*lanes, n, ...], and slots [*lanes, n]. The result is that of n writes of one row: of
         more than `capacity` rows the last stay. (Except for priorities with `new_items="highest_stored"`.) O(n).
+
+        With `mask`, bool [n], only the rows where it is True are written, as if the batch had no others. Slots of the others
+        are -1. Without `lanes` the mask may be [runs, time], and leaves [runs, time, ...]: padded rollouts, which are
+        written one run behind the other. A trajectory does not go on from one run to the next, nor from earlier writes into
+        the first. TypeError or ValueError, while tracing, for other masks. Inside `vmap` a masked write costs O(capacity).
         """
         self.check(state)
         at = len(self.lanes) if lanes_first else 0
+        if mask is not None:
+            return self._extend_masked(state, batch, checks.mask(mask), at)
         count = checks.batch_length(self._whole(state), batch, self.lanes, at)
         if not at:
             return self._extend(state, batch, count)
         state, slots = self._extend(state, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, at, 0), batch), count)
         return state, jnp.moveaxis(slots, 0, at)
 
-    def _extend(self, state: BufferState, batch: Any, count: int) -> tuple[BufferState, Array]:
+    def _extend_masked(self, state: BufferState, batch: PyTree, mask: Array, at: int) -> tuple[BufferState, Array]:
+        shape, begins = mask.shape, None
+        if mask.ndim == 2 and not self.lanes:
+            batch = checks.runs_as_rows(batch, shape)
+            if self.trajectories is not None:
+                begins = row_masks.first_of_each_run(mask).reshape(-1)
+        count = checks.batch_length(self._whole(state), batch, self.lanes, at)
+        checks.mask_fits(shape, count, self.lanes)
+        if at:
+            batch = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, at, 0), batch)
+        if not count:
+            state, slots = self._extend(state, batch, 0)
+        else:
+            state, slots = self._write_masked(state, batch, mask.reshape(-1), begins)
+        return state, jnp.moveaxis(slots, 0, at) if at else slots.reshape(*shape, *self.lanes)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _write_masked(
+        self, state: BufferState, batch: PyTree, mask: Bool[Array, " n"], begins: Bool[Array, " n"] | None
+    ) -> tuple[BufferState, Array]:
+        """The state after a write of the rows where the mask is True, and the slots of all rows: -1 for the others."""
+        if self.trajectories is None and not self.sampler.needs_order:
+            ring, rows = self.writer.claim_masked(state.ring, batch, mask, self.capacity)
+            slots = jnp.where((rows >= 0).reshape(-1, *(1 for _ in self.lanes)), self.slots_of(rows), -1)
+            if self.writer.keeps_order:  # of more rows than there are the last stay
+                rows = jnp.where(row_masks.last_true(mask, self.capacity), rows, -1)
+            return _store_some(self, state, ring, rows, batch), slots
+        # Trajectories, frames, and samplers that need the order take a number of rows that is known while tracing. So the
+        # rows are written in parts of such numbers: as many of each as the mask needs.
+        count, written = mask.shape[0], row_masks.count(mask)
+        order = row_masks.order(mask)
+        first = jnp.zeros_like(written)
+        # Of the varying type of the state on a mesh, and of the mask.
+        slots = jnp.zeros((count, *self.lanes), jnp.int32) + (state.ring.cursor + written) * 0
+
+        def write_part(size: int, _: Array, held: tuple[BufferState, Array, Array]) -> tuple[BufferState, Array, Array]:
+            state, first, slots = held
+            rows = jax.lax.dynamic_slice(order, (first,), (size,))
+            part = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[rows].get(mode="promise_in_bounds"), batch)
+            begin = None if begins is None else begins.at[rows].get(mode="promise_in_bounds")
+            state, taken = self._extend(state, part, size, begin)
+            slots = jax.lax.dynamic_update_slice(slots, taken, (first, *(jnp.zeros_like(first) for _ in self.lanes)))
+            return state, first + size, slots
+
+        for size in row_masks.part_sizes(count):
+            parts = (written - first) // size
+            state, first, slots = jax.lax.fori_loop(
+                jnp.zeros_like(parts), parts, functools.partial(write_part, size), (state, first, slots)
+            )
+        return state, row_masks.spread(slots, mask)
+
+    def _extend(
+        self, state: BufferState, batch: PyTree, count: int, begins: Array | None = None
+    ) -> tuple[BufferState, Array]:
+        """Write rows; a trajectory begins with those where `begins` is True, too."""
         ring, rows = self.writer.claim(state.ring, batch, count, self.capacity)
         if not self.writer.keeps_order:
             return _store_some(self, state, ring, rows, batch), self.slots_of(rows)
@@ -187,6 +259,8 @@ class Buffer(Shown):
         index, write = state.trajectories, None
         if self.trajectories is not None and index is not None and count:
             marks, ids = self.trajectories.marks(batch, self.lanes)
+            if begins is not None:
+                marks = trajectories.beginning(marks, begins[:, None])
             write = slices.write(self.sampler, state.sampler, index, state.ring, ring, marks, ids)
         rest, stored = frames.write(self._frames, state.frames, batch, write)
         return BufferState(
@@ -208,8 +282,8 @@ class Buffer(Shown):
             return self.sampler.written(state.sampler, slots.reshape(-1) if self.sampler.needs_order else latest)
         return state.sampler if write is None else self.sampler.written(state.sampler, latest, write)
 
-    def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
-        """A copy of `batch_size` items with leaves [batch_size, ...], and their draw.
+    def sample(self, state: BufferState, key: Array, batch_size: int | None = None) -> tuple[BufferState, Any, Draw]:
+        """A copy of `batch_size` items with leaves [batch_size, ...], and their draw. By default that of the buffer.
 
         With `Slices` leaves are [slices, time, ...]. If nothing can be drawn, `draw.valid` is False and the items mean
         nothing. `key` may be typed or raw. O(batch); but a program that returns the state without donating it copies all
@@ -217,7 +291,7 @@ class Buffer(Shown):
         """
         self.check(state)
         checks.random_key(key)
-        batch_size = checks.as_int("batch_size", batch_size)
+        batch_size = checks.batch_size(batch_size, self.batch_size)
         size = state.ring.size * self.items_per_row  # not self.size, which would wait for it
         if isinstance(self.sampler, Slices):
             assert state.trajectories is not None

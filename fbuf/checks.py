@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import PyTree
 
 from fbuf.keywords import nearest
 
@@ -27,6 +28,15 @@ def as_int(name: str, value: Any, least: int = 1) -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r}")
     return number
+
+
+def batch_size(given: object, default: int | None) -> int:
+    """The batch size of a call, or of the buffer. TypeError if neither has one."""
+    if given is None and default is None:
+        raise TypeError(
+            "sample() needs a batch size: sample(state, key, 32), or Buffer(..., batch_size=32) for all its draws"
+        )
+    return default if given is None else as_int("batch_size", given)  # type: ignore[return-value]  # one of them is there
 
 
 def _whole_number(value: Any) -> int | None:
@@ -165,6 +175,44 @@ def priorities(given: Any, shape: tuple[int, ...]) -> Array:
     if given.shape not in ((), shape):
         raise ValueError(f"priorities need the shape of slots, {shape}, or (), got {given.shape}")
     return given
+
+
+def mask(given: object) -> Array:
+    """A mask of rows as an array. TypeError for other than bool, ValueError for more than two dims or none."""
+    refuse_tensor("mask", given)
+    found: Array | np.ndarray = given if isinstance(given, jax.Array) else np.asarray(given)
+    if found.dtype != np.bool_:
+        raise TypeError(f"mask must be bool, True for the rows to write, got {found.dtype}: for example weights > 0")
+    if not found.ndim:
+        raise ValueError("mask needs shape [n], one value for each row of the batch, got a single value")
+    return jnp.asarray(found)
+
+
+def mask_fits(shape: tuple[int, ...], rows: int, lanes: tuple[int, ...]) -> None:
+    """ValueError for a mask that has not one value for each row."""
+    if len(shape) > 1 and lanes:
+        raise ValueError(
+            f"mask needs shape [{rows}] with lanes={lanes}, one value for each row: a row holds an item of each lane. It "
+            f"has {_shape(shape)}. For lanes that end at different times use a buffer without lanes: it takes leaves "
+            "[lanes, time, ...] and a mask [lanes, time]"
+        )
+    if shape != (rows,) and not (len(shape) == 2 and not lanes):
+        raise ValueError(f"mask needs shape [{rows}], one value for each row of the batch, got {_shape(shape)}")
+
+
+def runs_as_rows(batch: PyTree, shape: tuple[int, ...]) -> PyTree:
+    """Leaves [runs, time, ...] as [runs * time, ...]. ValueError, naming the leaf, for leaves of another shape."""
+
+    def rows(path: tuple[object, ...], leaf: Array | np.ndarray) -> Array | np.ndarray:
+        refuse_tensor(_name(path), leaf)
+        if jnp.shape(leaf)[:2] != shape:
+            raise ValueError(
+                f"{_name(path)}: with a mask {_shape(shape)} the batch needs leaves {_shape((*shape, '...'))}, got "
+                f"{_shape(jnp.shape(leaf))}"
+            )
+        return leaf.reshape(shape[0] * shape[1], *leaf.shape[2:])
+
+    return jax.tree_util.tree_map_with_path(rows, batch)
 
 
 def item_spec(example: Any) -> Any:

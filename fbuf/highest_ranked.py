@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int, PyTree, Shaped
 
 from fbuf.fusion import computed_once, put_alone, two_or_more, zero_after
 from fbuf.keywords import checked
@@ -84,16 +84,30 @@ class HighestRanked(Writer):
         self, state: HighestRankedState, batch: Any, count: int, capacity: int
     ) -> tuple[HighestRankedState, Int[Array, " count"]]:
         """The rows of `count` new items, -1 for those that are not stored."""
+        return self._claimed(state, batch, count, None, capacity)
+
+    def claim_masked(
+        self, state: HighestRankedState, batch: PyTree, mask: Bool[Array, " n"], capacity: int
+    ) -> tuple[HighestRankedState, Int[Array, " n"]]:
+        """The rows of the items where the mask is True, -1 for the others and for those that are not stored."""
+        return self._claimed(state, batch, mask.shape[0], mask, capacity)
+
+    def _claimed(
+        self, state: HighestRankedState, batch: PyTree, count: int, mask: Array | None, capacity: int
+    ) -> tuple[HighestRankedState, Int[Array, " count"]]:
         if count == 0:
             return state, jnp.zeros(0, jnp.int32)
         ranks = jnp.asarray(leaf_at(batch, self.rank))
         number = ranks == ranks
+        without = ~number if mask is None else mask & ~number
+        if mask is not None:
+            number &= mask
         state, appended = _append(state, ranks, number, capacity)
         state, rows = _displace(state, ranks, number & (appended < 0))
         rows = jnp.where(appended < 0, rows, appended)
         # Ranks of a row only rise: if the row has another rank, a later item has replaced this one.
         held = state.ranks[0].at[jnp.maximum(rows, 0)].get(mode=_CLIP)
-        refused = state.refused + jnp.sum(~number, dtype=jnp.uint32)
+        refused = state.refused + jnp.sum(without, dtype=jnp.uint32)
         return dataclasses.replace(state, refused=refused), jnp.where(held == ranks, rows, -1)
 
     def clear(self, state: HighestRankedState, capacity: int) -> HighestRankedState:

@@ -46,6 +46,7 @@ class Mixture(Shown):
             rows of a member without items are invalid. True: the member of each row is drawn, independently (to 2^-24 of
             the shares), among members with items. This reads a whole batch from every member. It refuses samplers
             without replacement, because it would discard most of their items.
+        batch_size: of `sample` without one, as in `Buffer`.
 
     The state is a tuple with a state for each member: replace one of them to write to it. The probability of a row is the
     part of its member among the valid rows times the probability there, so `importance_weights` correct towards a uniform
@@ -55,6 +56,7 @@ class Mixture(Shown):
     buffers: tuple[Buffer, ...]
     shares: tuple[float, ...] | None = None
     drawn: bool = False
+    batch_size: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.buffers, tuple) or not self.buffers:
@@ -67,6 +69,9 @@ class Mixture(Shown):
             raise ValueError(f"at most {LARGEST} items in all members together")
         if len({_unit(buffer.sampler) for buffer in self.buffers}) > 1:
             raise ValueError("the samplers of all members must draw rows of the same length and burn_in")
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", checks.as_int("batch_size", self.batch_size))
+            self._check_batch_size(self.batch_size)
         once = [buffer.sampler for buffer in self.buffers if buffer.sampler.without_replacement]
         if self.drawn and once:
             raise ValueError(f"drawn=True would lose most of what {once[0]!r} returns: use fixed shares")
@@ -82,6 +87,13 @@ class Mixture(Shown):
             raise ValueError(f"shares need one number for each of {len(self.buffers)} buffers, got {shares}")
         if not all(0 <= share < math.inf for share in shares) or not 0 < sum(map(float, shares)) < math.inf:
             raise ValueError(f"shares must be at least 0, finite, and not all zero, got {shares}")
+
+    def _check_batch_size(self, batch_size: int) -> int:
+        """The items of a row. ValueError if a batch of so many items is not a number of whole rows."""
+        unit = _unit(self.buffers[0].sampler)[0]
+        if batch_size % unit:
+            raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {unit}")
+        return unit
 
     @property
     def _shares(self) -> tuple[float, ...]:
@@ -107,15 +119,13 @@ class Mixture(Shown):
         return sum(sizes, jnp.zeros((), jnp.int32))
 
     def sample(
-        self, states: tuple[BufferState, ...], key: Array, batch_size: int
+        self, states: tuple[BufferState, ...], key: Array, batch_size: int | None = None
     ) -> tuple[tuple[BufferState, ...], Any, MixtureDraw]:
         """A copy of `batch_size` items and their draw. See `Buffer.sample`. O(batch), times members if `drawn`."""
         self.check(states)
         checks.random_key(key)
-        batch_size = checks.as_int("batch_size", batch_size)
-        unit = _unit(self.buffers[0].sampler)[0]
-        if batch_size % unit:
-            raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {unit}")
+        batch_size = checks.batch_size(batch_size, self.batch_size)
+        unit = self._check_batch_size(batch_size)
         if self.drawn:
             counts = (batch_size,) * len(self.buffers)
         else:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 
 from fbuf import checks, memory_plan, priority_tree, row_words
 from fbuf.buffer import Buffer, BufferState
@@ -108,16 +108,24 @@ class Sharded(Shown):
         """This device's part of an empty buffer for items like `example`, as `Buffer.init`. Leaves are [1, ...]."""
         return self._stacked(self._part().init(example))
 
-    def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "*batch"]]:
-        """Write this device's rows, leaves [n, *lanes, ...], into its part. Returns their slots, -1 for none. O(n)."""
+    def extend(
+        self, state: BufferState, batch: PyTree, mask: Bool[Array, "*rows"] | None = None
+    ) -> tuple[BufferState, Int[Array, "*batch"]]:
+        """Write this device's rows, leaves [n, *lanes, ...], into its part. Returns their slots, -1 for none. O(n).
+
+        With `mask` only the rows of this device where it is True: see `Buffer.extend`.
+        """
         part = self._part()
         batch = row_words.varying(jax.tree.map(jnp.asarray, checks.fits(batch)), self.axis)
-        local, slots = part.extend(self._local(state), batch)
+        if mask is not None:
+            mask = row_words.varying(checks.mask(mask), self.axis)
+        local, slots = part.extend(self._local(state), batch, mask=mask)
         return self._stacked(local), jnp.where(slots < 0, -1, slots + self._first(part))
 
-    def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
+    def sample(self, state: BufferState, key: Array, batch_size: int | None = None) -> tuple[BufferState, Any, Draw]:
         """Draw a batch on all devices together, and return this device's rows of it, [batch_size / devices, ...].
 
+        Without `batch_size` it is that of the buffer.
         With replicated batches it returns all rows. `draw.size` and `draw.smallest` are those of the whole buffer;
         `draw.valid` is False if nothing can be drawn. The key must be the same on all devices. With `check_vma` a
         global draw raises ValueError for a key of a varying type; without it, different keys give meaningless rows.
@@ -127,7 +135,7 @@ class Sharded(Shown):
         part, local = self._part(), self._local(state)
         devices = self.buffer.capacity // part.capacity
         least = devices * (part.sampler.length if isinstance(part.sampler, Slices) else 1)
-        batch_size = checks.as_int("batch_size", batch_size)
+        batch_size = checks.batch_size(batch_size, self.buffer.batch_size)
         if batch_size % least:
             raise ValueError(f"batch_size={batch_size} must be a multiple of {least}: whole rows for {devices} devices")
         move: Callable[[Any], Any] = functools.partial(row_words.of_all, axis=self.axis)
@@ -265,16 +273,21 @@ class OnMesh:
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), item)
         return _program(self, "init", P(), self._by_device, ())(zeros)
 
-    def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "*batch"]]:
+    def extend(
+        self, state: BufferState, batch: PyTree, mask: Bool[Array, "*rows"] | None = None
+    ) -> tuple[BufferState, Int[Array, "*batch"]]:
         """Write a batch of leaves [n, *lanes, ...]: the first n / devices rows to the first device, and so on.
 
-        Returns the slots taken, [n, *lanes], -1 for none.
+        Returns the slots taken, [n, *lanes], -1 for none. With `mask` only the rows where it is True are written, each by
+        the device that has it: see `Buffer.extend`.
         """
-        return self._run("extend", (state, checks.fits(batch)), self._by_device, (self._by_device,) * 2)
+        given = (checks.fits(batch),) if mask is None else (checks.fits(batch), checks.mask(mask))
+        return self._run("extend", (state, *given), self._by_device, (self._by_device,) * 2)
 
-    def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
-        """A copy of `batch_size` items, leaves [batch_size, ...], and their draw."""
+    def sample(self, state: BufferState, key: Array, batch_size: int | None = None) -> tuple[BufferState, Any, Draw]:
+        """A copy of `batch_size` items, leaves [batch_size, ...], and their draw; by default as many as the buffer says."""
         checks.random_key(key)
+        batch_size = checks.batch_size(batch_size, self.sharded.buffer.batch_size)
         rows = self._of_batch
         draw = Draw(rows, rows, rows, P(), P(), rows, rows)  # type: ignore[arg-type]  # specs in the place of arrays
         return self._run("sample", (state, key), P(), (self._by_device, rows, draw), batch_size)

@@ -218,6 +218,12 @@ def kind_of(marks: Array) -> Array:
     return marks & np.uint8(_FIRST - 1)
 
 
+@checked
+def beginning(marks: Array, begins: Array) -> Array:
+    """The marks, with which a trajectory begins also where `begins` is True."""
+    return marks | begins.astype(jnp.uint8) * np.uint8(_FIRST)
+
+
 def _begin(marks: Array) -> Array:
     """Whether a trajectory begins with items, of their marks."""
     return marks >= np.uint8(_FIRST)

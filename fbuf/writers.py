@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int, PyTree
+from jaxtyping import Bool, Int, PyTree
 
+from fbuf import row_masks
 from fbuf.keywords import checked
 from fbuf.short_text import ShortText, numbers
 
@@ -37,6 +38,18 @@ class Writer(Protocol):
         A rule that keeps the order returns a row for each item: from `capacity` on they repeat, and of equal rows the last
         item counts. Rows of other rules are all different, or -1 for an item that is not stored.
         """
+
+    def claim_masked(
+        self, state: PyTree, batch: PyTree, mask: Bool[Array, " n"], capacity: int
+    ) -> tuple[PyTree, Int[Array, " n"]]:
+        """The rows of those items of a batch where the mask is True, as `claim` of these; -1 for the others.
+
+        TypeError by default.
+        """
+        raise TypeError(
+            f"{type(self).__name__} does not say which rows a masked write takes: define "
+            "claim_masked(state, batch, mask, capacity), see fbuf.Writer.claim_masked"
+        )
 
     @abstractmethod
     def clear(self, state: Any, capacity: int) -> Any:
@@ -119,6 +132,20 @@ class RoundRobin(Writer):
             written=count_up(state.written, jnp.uint32(count)),
         )
         return after, rows
+
+    def claim_masked(
+        self, state: RingState, batch: PyTree, mask: Bool[Array, " n"], capacity: int
+    ) -> tuple[RingState, Int[Array, " n"]]:
+        offsets, count = row_masks.ranks(mask).astype(jnp.uint32), row_masks.count(mask)
+        offsets = offsets % jnp.uint32(capacity) if mask.shape[0] > capacity else offsets
+        rows = wrapped(state.cursor.astype(jnp.uint32) + offsets, capacity)
+        kept = jnp.minimum(count, capacity)
+        after = RingState.of(
+            cursor=wrapped(state.cursor.astype(jnp.uint32) + count.astype(jnp.uint32) % jnp.uint32(capacity), capacity),
+            size=jnp.where(state.size >= capacity - kept, capacity, state.size + kept),
+            written=count_up(state.written, count.astype(jnp.uint32)),
+        )
+        return after, jnp.where(mask, rows, -1)
 
     def clear(self, state: RingState, capacity: int) -> RingState:
         return self.init(capacity, None)

@@ -38,7 +38,12 @@ def test_code_runs(values: bool) -> None:
     after: list[dict[str, Any]] = [{}]
     for code in BLOCKS:
         after.append(ran(code, dict(after[-1]), values))
-    items, prioritised, pairs, _, sequences, by_priority, whole, queue, mixture, functions = after[1:]
+    items, prioritised, pairs, _, sequences, by_priority, periodic, whole, padded, queue, mixture, functions = after[1:]
+    assert periodic["sequences"]["obs"].shape == (32, 8, 4)
+    assert padded["slots"].shape == (4, 16)
+    if values:
+        assert {*(periodic["draw"].starts // 4).tolist()} == {0, 4, 8}
+        assert padded["stored"] == 28 == (padded["slots"] >= 0).sum()
     assert items["items"]["obs"].shape == (32, 4) and items["slot"].shape == ()
     assert prioritised["weights"].shape == (32,)
     assert pairs["first"]["obs"].shape == pairs["second"]["obs"].shape == (32, 4)

@@ -13,7 +13,7 @@ PAGES = {
     "README.md": 11,
     "docs/do/both_libraries.md": 3,
     "docs/do/datasets.md": 3,
-    "docs/do/episodes.md": 4,
+    "docs/do/episodes.md": 5,
     "docs/do/extending.md": 11,
     "docs/do/formats.md": 4,
     "docs/do/from_cpprb.md": 1,

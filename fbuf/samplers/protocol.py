@@ -78,7 +78,7 @@ class Sampler(Protocol):
     def written(self, state: Any, slots: Int[Array, " batch"]) -> Any:
         """State after new items came into slots.
 
-        Slots repeat only if the rule needs the order, or with a writer that does not store all items.
+        Slots repeat only if the rule needs the order, in a masked write, or with a writer that does not store all items.
         """
 
     @abstractmethod

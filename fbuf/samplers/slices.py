@@ -102,15 +102,7 @@ class SlicesState(ShortText):
         going: [lanes] int32: all lanes, first those whose latest trajectory is open and long enough.
         going_count: [] int32: how many lanes of `going` are such.
         least: of the rule; a rule with another one refuses the state.
-
-    Attributes:
-        starts: state of the rule that draws among the starts.
-        queue: TODO.
-        head: TODO.
-        count: TODO.
-        going: TODO.
-        going_count: [] int32: how many lanes of `going` are such.
-        least: TODO.
+        period: of the rule, likewise.
     """
 
     starts: Any
@@ -120,6 +112,7 @@ class SlicesState(ShortText):
     going: Array | None
     going_count: Array
     least: int = dataclasses.field(metadata={"static": True})
+    period: int = dataclasses.field(default=1, metadata={"static": True})
 
 
 @checked
@@ -139,6 +132,9 @@ class Slices:
             `Prioritized()` (by the priority of the start), or `PerTrajectory()`.
         least: `length` by default: no slice is cut short. With 1 every item is a start: windows of n steps, for returns.
         burn_in: items in front, to warm up a recurrent state (R2D2: Kapturowski et al., 2019).
+        period: slices start only at every `period`-th step of a trajectory, counted from its first item, stored or not.
+            Items between are excluded as starts. Of an endless trajectory these are the multiples of `period` since the
+            buffer was empty. Not with `PerTrajectory`. Steps are counted to 2^31 - 1.
 
     A draw costs O(slices * (length + log capacity)), a write O(rows * log capacity).
     """
@@ -149,6 +145,7 @@ class Slices:
     starts: Sampler | PerTrajectory = Uniform()
     least: int | None = dataclasses.field(default=None, kw_only=True)
     burn_in: int = dataclasses.field(default=0, kw_only=True)
+    period: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "length", checks.as_int("length", self.length))
@@ -156,6 +153,12 @@ class Slices:
         if self.shortest > self.length:
             raise ValueError(f"least={self.least} is more than length={self.length}")
         object.__setattr__(self, "burn_in", checks.as_int("burn_in", self.burn_in, least=0))
+        object.__setattr__(self, "period", checks.as_int("period", self.period))
+        if self.period > 1 and isinstance(self.starts, PerTrajectory):
+            raise ValueError(
+                f"period={self.period} needs starts that are drawn among all starts, such as Uniform() or Prioritized(); "
+                "PerTrajectory draws among all items of a trajectory: use period=1"
+            )
         if not isinstance(self.starts, PerTrajectory):
             _refuse_slots("starts", self.starts, InEpochs | Excluding)
 
@@ -168,12 +171,13 @@ class Slices:
         *,
         least: int | None = None,
         burn_in: int = 0,
+        period: int = 1,
     ) -> "Slices":
         """Slices of such a length that `count` of them make a batch of `batch_size` items."""
         count, batch_size = checks.as_int("count", count), checks.as_int("batch_size", batch_size)
         if batch_size % count:
             raise ValueError(f"batch_size={batch_size} is not a multiple of count={count}")
-        return cls(batch_size // count, starts, least=least, burn_in=burn_in)
+        return cls(batch_size // count, starts, least=least, burn_in=burn_in, period=period)
 
     @property
     def keeps_priorities(self) -> bool:
@@ -200,7 +204,7 @@ class Slices:
         """
         if isinstance(self.starts, PerTrajectory):
             return "ends"
-        if self.shortest == 1:
+        if self.shortest == 1 and self.period == 1:
             return "all"
         return "flags" if isinstance(self.starts, Excluding) else "starts"
 
@@ -212,6 +216,11 @@ class Slices:
         """ValueError if no slice fits into a ring of `capacity` rows."""
         if self.length + self.burn_in > capacity:
             raise ValueError(f"slices of {self.burn_in} + {self.length} rows do not fit in capacity={capacity}")
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """ValueError if a batch of so many items is not a number of whole slices."""
+        if batch_size % self.length:
+            raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {self.length}")
 
     def init(self, capacity: int, lanes: int) -> SlicesState:
         """State over `capacity` empty rows."""
@@ -225,6 +234,7 @@ class Slices:
             going=jnp.zeros(lanes, jnp.int32) if self.known == "ends" else None,
             going_count=jnp.zeros((), jnp.int32),
             least=self.shortest,
+            period=self.period,
         )
 
     # ------------------------------------------------------------------ writes
@@ -288,6 +298,8 @@ class Slices:
             last = trajectories.latest_row(index, number, jnp.arange(lanes, dtype=jnp.int32)[None])
             left &= last == trajectories.time_of(ring, ahead, capacity)[:, None]
             left &= ~(index.is_open[None] & (number == index.latest[None]))
+        if self.period > 1:
+            left &= self._at_multiples(index, ring, over)
         return jnp.sum(left, dtype=jnp.int32)
 
     def _begun(self, write: Written) -> tuple[Array, Array]:
@@ -298,7 +310,16 @@ class Slices:
         back = _rows_from(write.ring.cursor, -kept - reach, kept, capacity)
         new = _rows_from(write.ring.cursor, -kept, kept, capacity)
         entered = _is_stored(write.ring, kept + reach, kept)[:, None] & (number[back] == number[new])
+        if self.period > 1:
+            entered &= self._at_multiples(write.after, write.ring, back)
         return entered, back[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)[None]
+
+    def _at_multiples(self, index: TrajectoryState, ring: RingState, rows: Int[Array, " n"]) -> Bool[Array, "n lanes"]:
+        """Whether the steps of stored rows in their trajectories are multiples of the period."""
+        capacity, lanes = index.number.shape
+        began = trajectories.began(index, index.number[rows], jnp.arange(lanes, dtype=jnp.int32)[None])
+        step = trajectories.time_of(ring, rows, capacity)[:, None] - began
+        return step % jnp.uint32(self.period) == 0
 
     def _changed_starts(
         self, slots: Array, entries: Array, entered: Bool[Array, "rows lanes"], write: Written
@@ -348,8 +369,7 @@ class Slices:
         ring: RingState,
     ) -> tuple[SlicesState, Draw]:
         """Draw slices."""
-        if batch_size % self.length:
-            raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {self.length}")
+        self.check_batch_size(batch_size)
         count = batch_size // self.length
         if isinstance(self.starts, PerTrajectory):
             state, draw = self._of_trajectories(state, key, count, index, ring)
@@ -407,6 +427,7 @@ class Slices:
         is_start = self._are_starts(line)
         mass, rows = np.zeros(slots.shape), slots.shape[0]
         why = np.where(line.stored < self.shortest, np.uint8(Reason.TOO_SHORT), np.uint8(Reason.LOST))
+        why = np.where((why == Reason.LOST) & whole & (self.period > 1), np.uint8(Reason.EXCLUDED), why)
         for offset in sorted(range(-min(self.burn_in, rows - 1), min(self.length, rows)), key=abs, reverse=True):
             # A slice that begins in a row of `here` has the row `offset` rows on, in `there`.
             here = slice(max(-offset, 0), rows - max(offset, 0))
@@ -436,7 +457,7 @@ class Slices:
     def _are_starts(self, line: TrajectoryTimeline) -> np.ndarray:
         """bool [rows, lanes]: the starts, whether they can be drawn now or not."""
         if not isinstance(self.starts, PerTrajectory):
-            return line.after + 1 >= self.shortest
+            return (line.after + 1 >= self.shortest) & (line.step % self.period == 0)
         choices = np.maximum(line.stored - self.length + 1, 1)
         return (line.stored >= self.shortest) & (line.before < choices)
 
@@ -545,6 +566,7 @@ def write(
     count, (capacity, lanes) = marks.shape[0], index.number.shape
     known = rule.known if isinstance(rule, Slices) else "all"
     reach = None if known == "all" else rule.shortest - 1
+    in_loop = not isinstance(rule, Slices) or rule.period == 1
     queued = (state.queue, state.head, state.count) if known == "starts" else None
     trajectories.check_ids(index, ids)
 
@@ -559,7 +581,7 @@ def write(
             queued = rule.pushed(queued, Written(index, after, ring, leaving, None, count))
         return after, leaving, queued
 
-    if count * lanes <= _FEW and count + (reach or 0) < capacity:
+    if in_loop and count * lanes <= _FEW and count + (reach or 0) < capacity:
         one_by_one = functools.partial(trajectories.written_one_by_one, reach, known == "ends")
         after, leaving, queued = one_kernel_loop(one_by_one, whole)(index, before, marks, ids, queued, ring)
     else:

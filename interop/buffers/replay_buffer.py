@@ -11,7 +11,8 @@ from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from jaxtyping import PyTree
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import NestedKey
 from torch import Tensor
 
@@ -43,6 +44,7 @@ from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
 from interop.data import staging
 from interop.data.arguments import whole
 from interop.data.index import as_int, is_all
+from interop.data.masked_rows import Mask, rows_of_mask
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.engine import plans
@@ -475,15 +477,28 @@ class ReplayBuffer(Sampled):
             )
         return self._store(data, many=False)
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+    def extend(self, data: PyTree, *, update_priority: bool | None = None, mask: Mask | None = None) -> Tensor:
         """Write a batch. Returns its slots, [n], or coordinates [n, ndim] for a storage of several item dims.
 
         -1 stands for items that the writer did not keep. A list at the root is a stack of single items; a tuple or dict
         is a pytree whose leaves share the leading dim.
+
+        With `mask`, bool [n], the call is that of a batch with only the rows where it is True: transforms, samplers and
+        the result know of no others. With ndim=1 the mask may have several dims, which data shares: then single items of
+        [n, m] are written, in this order. TypeError or ValueError for other masks, before anything changes.
         """
         if update_priority is not None:
             raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
-        slots: Tensor = self._store(data, many=True)
+        return self._extend_masked(data, mask, True)
+
+    def _extend_masked(self, data: PyTree, mask: Mask | None, with_priorities: bool) -> Tensor:
+        if mask is not None:
+            ndim = self._storage.ndim
+            data = rows_of_mask(data, mask, self.dim_extend, ndim)
+            if data is None:
+                self._writer.refuse_write("extend")
+                return torch.zeros((0, ndim) if ndim > 1 else 0, dtype=torch.int64, device="cpu")
+        slots: Tensor = self._store(data, many=True, with_priorities=with_priorities)
         return slots
 
     def _check_data(self, call: str, data: Any) -> None:

@@ -16,6 +16,7 @@ from interop.buffers.replay_buffer import ReplayBuffer
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.by_item import column_of, rows_of, set_expanded
 from interop.data.keys import as_path, checked_key, entry_at, no_priorities
+from interop.data.masked_rows import Mask
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
 from interop.data.tensordicts import entries_of
@@ -111,13 +112,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "TensorDict(data, batch_size=[rows]) makes one of a dict, and ReplayBuffer takes other data"
             )
 
-    def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
+    def extend(
+        self, tensordicts: TensorDictBase, *, update_priority: bool | None = None, mask: Mask | None = None
+    ) -> Tensor:
         """Write a batch, with the priorities under `priority_key` if it has that entry, unless `update_priority=False`.
 
         ValueError for data other than a tensordict. RuntimeError for priorities that are not one for each item, and for
         `update_priority=True` with `sync=False`. Nothing is written then. Priorities on the accelerator of the sampler are
         checked there: if they are not finite and at least 0 a later call raises a ValueError, and the rows have the default
-        priority.
+        priority. With `mask` only the rows where it is True are written, with their priorities: see `ReplayBuffer.extend`.
         """
         self._check_data("extend", tensordicts)
         if update_priority and self._workers_only_write:
@@ -125,8 +128,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "update_priority=True needs sync=True: with sync=False new rows get the highest priority. Call "
                 "update_priority() or update_tensordict_priority() in the process that samples"
             )
-        slots: Tensor = self._store(tensordicts, many=True, with_priorities=update_priority is not False)
-        return slots
+        return self._extend_masked(tensordicts, mask, update_priority is not False)
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
         """The priorities under `priority_key` as the sampler takes them. RuntimeError for those that it would refuse."""

@@ -86,7 +86,9 @@ class LawModel:
             assert isinstance(rule, Slices)
             units = [each.slots for each in self.model.stored() if len(each.slots) >= rule.shortest]
         else:
-            units = self.model.starts(rule.shortest) if isinstance(rule, Slices) else [*self.model.numbers()]
+            units = (
+                self.model.starts(rule.shortest, rule.period) if isinstance(rule, Slices) else [*self.model.numbers()]
+            )
         return [each for each in units if each not in self.drawn]
 
     def chances_of_starts(self) -> dict[int, float]:
@@ -107,8 +109,8 @@ class LawModel:
         if isinstance(self.rule, PerTrajectory):
             assert isinstance(rule, Slices)
             return self.model.chances_per_trajectory(rule.shortest, rule.length)
-        least = rule.shortest if isinstance(rule, Slices) else 1
-        return self.model.chances(least, None if self.priorities is None else self.priorities.values())
+        least, period = (rule.shortest, rule.period) if isinstance(rule, Slices) else (1, 1)
+        return self.model.chances(least, None if self.priorities is None else self.priorities.values(), period)
 
     def windows(self) -> dict[int, tuple[int, ...]]:
         """The slots that a slice from each start has; of single items the slot."""

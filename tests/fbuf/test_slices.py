@@ -14,6 +14,7 @@ from fbuf import (
     Buffer,
     PerTrajectory,
     Prioritized,
+    Reason,
     Shuffled,
     Slices,
     Trajectories,
@@ -48,6 +49,7 @@ CASES: list[Any] = [
     (Buffer(5, Slices(3, RANKED, least=2, burn_in=2), trajectories=ALL, lanes=(2, 1)), (1, 3, 11)),
     (Buffer(7, Slices(3, PerTrajectory()), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
     (Buffer(7, Slices(2, Shuffled()), trajectories=ENDS), (1, 9)),
+    (Buffer(7, Slices(3, EVER, period=2), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
 ]
 MORE: list[Any] = [
     (Buffer(7, Slices(7), trajectories=ALL), (1, 3, 11)),
@@ -64,6 +66,10 @@ MORE: list[Any] = [
     (Buffer(6, Slices(3, Shuffled(), least=2, burn_in=1), trajectories=ALL, lanes=(2,)), (1, 2, 14)),
     (Buffer(7, Slices(3, PerTrajectory(Shuffled()), least=2), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
     (Buffer(7, Slices(3, PerTrajectory(Shuffled(drop_last=True))), trajectories=ENDS), (1, 3, 11)),
+    (Buffer(7, Slices(2, period=2), trajectories=ALL, lanes=(2,)), (1, 3, 11)),
+    (Buffer(7, Slices(2, period=3, least=1, burn_in=1), trajectories=ENDS), (1, 3, 11)),
+    (Buffer(7, Slices(2, RANKED, period=3, least=1), trajectories=ALL, lanes=(2,)), (1, 2, 9)),
+    (Buffer(6, Slices(3, Shuffled(), least=2, period=2), trajectories=ALL, lanes=(2,)), (1, 2, 14)),
 ]
 
 
@@ -119,13 +125,14 @@ class Play:
         """What the model says of each start that can be drawn."""
         if isinstance(self.starts, PerTrajectory):
             return self.model.chances_per_trajectory(self.rule.shortest, self.rule.length)
-        return self.model.chances(self.rule.shortest, None if self.priorities is None else self.priorities.values())
+        weights = None if self.priorities is None else self.priorities.values()
+        return self.model.chances(self.rule.shortest, weights, self.rule.period)
 
     def drawable(self) -> int:
         """How many starts there are, or trajectories."""
         if isinstance(self.starts, PerTrajectory):
             return sum(len(each.slots) >= self.rule.shortest for each in self.model.stored())
-        return len(self.model.starts(self.rule.shortest))
+        return len(self.model.starts(self.rule.shortest, self.rule.period))
 
     def draw(self, count: int) -> Any:
         """A draw of which all rows are what the model says."""
@@ -239,6 +246,45 @@ def test_starts_are_drawn_as_often_as_is_said(rule: Slices) -> None:
     assert stats.chisquare(counts[starts], count * expected / expected.sum()).pvalue > 1e-4
     odd = np.bincount(np.asarray(draw.starts[1::2]), minlength=80)[starts]
     assert stats.chi2_contingency([odd, counts[starts] - odd]).pvalue > 1e-4
+
+
+# Which steps flashbax 0.1.3 draws as starts of 4 steps after 8, 16 and 36 rows in a ring of 16: (period, starts).
+FLASHBAX = [(2, ([0, 2, 4], [*range(0, 13, 2)], [*range(20, 33, 2)])), (4, ([0, 4], [0, 4, 8, 12], [20, 24, 28, 32]))]
+
+
+@pytest.mark.parametrize(("period", "wanted"), FLASHBAX)
+@pytest.mark.parametrize("starts", [Uniform(), Prioritized()], ids=str)
+def test_a_period_has_the_starts_of_flashbax(starts: Any, period: int, wanted: Any) -> None:
+    buffer = Buffer(16, Slices(4, starts, period=period), trajectories=Trajectories(endless=True), lanes=(2,))
+    state, found = buffer.init(np.int32(0)), []
+    for chunk in range(9):
+        rows = np.repeat(np.arange(4 * chunk, 4 * chunk + 4, dtype=np.int32)[:, None], 2, 1)
+        state, _ = extend(buffer, state, rows)
+        if chunk in (1, 3, 8):
+            _, steps, draw = sample(buffer, state, jax.random.key(chunk), 4 * 512)
+            assert draw.valid.all() and draw.size == 2 * len(wanted[len(found)])
+            assert (np.diff(steps, axis=1) == 1).all()
+            found.append(sorted({*np.asarray(steps)[:, 0].tolist()}))
+    assert found == [*wanted]
+
+
+def test_items_between_the_multiples_are_excluded() -> None:
+    buffer = Buffer(8, Slices(1, period=3), trajectories=Trajectories(endless=True))
+    state, _ = extend(buffer, buffer.init(np.int32(0)), np.arange(5, dtype=np.int32))
+    law = buffer.chances(state)
+    assert law.probability is not None
+    np.testing.assert_allclose(law.probability, [0.5, 0, 0, 0.5, 0, 0, 0, 0])
+    assert [Reason(each).label for each in law.reason[:4]] == ["none", "excluded", "excluded", "none"]
+
+
+def test_periods_that_do_not_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="period=2 needs starts that are drawn among all starts"):
+        Slices(2, PerTrajectory(), period=2)
+    with pytest.raises(ValueError, match="period must be at least 1"):
+        Slices(2, period=0)
+    one, other = (Buffer(8, Slices(2, period=each), trajectories=Trajectories(endless=True)) for each in (2, 3))
+    with pytest.raises(ValueError, match="the state was not made for sampler"):
+        other.sample(one.init(np.int32(0)), jax.random.key(0), 2)
 
 
 # -------------------------------------------------------------------------- how and when it was written

@@ -78,13 +78,17 @@ class TrajectoriesModel:
         slot = {time: time % self.capacity * self.lanes for time in times}
         return {slot[time] + lane: time * self.lanes + lane for time in times for lane in range(self.lanes)}
 
-    def starts(self, least: int) -> list[int]:
-        """Slots with `least` items from there to the end of what is stored of the trajectory."""
-        return [slot for each in self.stored() for slot in each.slots[: max(len(each.slots) - least + 1, 0)]]
+    def starts(self, least: int, period: int = 1) -> list[int]:
+        """Slots with `least` items from there to the end of what is stored of the trajectory, at multiples of the period."""
+        found = []
+        for each in self.stored():
+            starts = each.slots[: max(len(each.slots) - least + 1, 0)]
+            found += [slot for place, slot in enumerate(starts) if (each.lost + place) % period == 0]
+        return found
 
-    def chances(self, least: int, weights: np.ndarray | None = None) -> dict[int, float]:
+    def chances(self, least: int, weights: np.ndarray | None = None, period: int = 1) -> dict[int, float]:
         """Of each start: alike, or in proportion to the weights of slots."""
-        starts = self.starts(least)
+        starts = self.starts(least, period)
         mass = np.ones(len(starts)) if weights is None else weights[starts]
         return {slot: float(each / mass.sum()) for slot, each in zip(starts, mass, strict=True) if each > 0}
 
