@@ -26,9 +26,6 @@ class MixtureDraw(Draw):
 
     Attributes:
         member: the number of the buffer of each row.
-
-    Attributes:
-        member: TODO.
     """
 
     member: Int[Array, " batch"] = dataclasses.field(kw_only=True)

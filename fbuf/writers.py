@@ -72,9 +72,6 @@ class RingState(ShortText):
 
     Attributes:
         counters: [4] uint32: cursor, size, and the low and high word of `written`.
-
-    Attributes:
-        counters: TODO.
     """
 
     counters: Array

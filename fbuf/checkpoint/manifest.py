@@ -37,11 +37,6 @@ class FileEntry:
         name: its path in the folder.
         size: bytes.
         checksum: CRC-32.
-
-    Attributes:
-        name: TODO.
-        size: TODO.
-        checksum: TODO.
     """
 
     name: str

@@ -36,9 +36,6 @@ class PerTrajectory:
 
     Args:
         trajectories: the sampler that draws among the trajectories.
-
-    Args:
-        trajectories: the sampler that draws among the trajectories.
     """
 
     keeps_priorities = False
@@ -66,14 +63,6 @@ class Written:
         leaving: [] int32: how many entries of the sampler can no longer be drawn, if it counts them.
         queued: the queue of the sampler after the write, if it is known already.
         count: rows; the last `capacity` are kept.
-
-    Attributes:
-        before: the index before the write.
-        after: the index after it.
-        ring: the ring after it.
-        leaving: TODO.
-        queued: TODO.
-        count: TODO.
     """
 
     before: TrajectoryState

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 import torch
 from jaxtyping import PyTree
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.utils import NestedKey
 from torch import Tensor
 
