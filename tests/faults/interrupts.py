@@ -49,8 +49,8 @@ class Interrupt(BaseException):
 
 @functools.cache
 def _is_traced(path: str) -> bool:
-    if path.startswith(_OTHERS) or "importlib" in path or path.endswith("weakrefset.py"):
-        return False  # in the last one are finalizers, whose exceptions Python reports and drops
+    if path.startswith(_OTHERS) or "importlib" in path or path.endswith(("weakref.py", "weakrefset.py")):
+        return False  # in the last two are finalizers, whose exceptions Python reports and drops
     return path.startswith((*_OURS, _STANDARD))
 
 
