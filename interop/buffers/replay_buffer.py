@@ -590,8 +590,13 @@ class ReplayBuffer(Sampled):
         index: Any = self._extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
-        for buffer in buffers:
-            buffer.mark_update(index)
+        followers = storage.followers
+        followers.in_write = True
+        try:
+            for buffer in buffers:
+                buffer.mark_update(index)
+        finally:
+            followers.in_write = False
         (sampler.extend if many else sampler.add)(index)
         if priority is not None:
             sampler.update_priority(index, priority, storage=storage)
@@ -612,7 +617,11 @@ class ReplayBuffer(Sampled):
         """Give the items at index the default priority of the sampler."""
         if self._sampler.hooks.follows_writes:
             with locked(self):
-                self._sampler.mark_update(index, storage=self._storage)
+                sampler = self._sampler
+                if self._storage.followers.in_write:  # which is undone or made again as a whole
+                    sampler.mark_update(index, storage=self._storage)
+                else:
+                    redone([sampler.item_values], partial(sampler.mark_update, index, storage=self._storage))
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set the priorities of the items at index. Warns if the sampler has none."""

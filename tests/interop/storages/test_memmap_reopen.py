@@ -206,7 +206,9 @@ def made_empty():
 
 @pytest.mark.parametrize("call", INTERRUPTED)
 @pytest.mark.parametrize(
-    "kind", [lambda: PrioritizedSampler(5, 1.0, 1.0), lambda: OfUsers(5, 1.0, 1.0), ConsumingSampler], ids=str
+    "kind",
+    [lambda: PrioritizedSampler(5, 1.0, 1.0), lambda: OfUsers(5, 1.0, 1.0), ConsumingSampler],
+    ids=["library", "users", "consuming"],
 )
 def test_an_interrupt_while_a_sampler_reads_what_a_folder_keeps_loses_nothing(kind, call, tmp_path):
     def values(folder):
