@@ -1,6 +1,5 @@
 """Several replay buffers that are sampled from together."""
 
-import contextlib
 import copy
 import dataclasses
 import math
@@ -30,7 +29,7 @@ from interop.data.arguments import whole
 from interop.data.keys import entry_at, no_priorities
 from interop.data.members import named, of_kind, picked, routed
 from interop.samplers import SamplerEnsemble
-from interop.shared.storage_lock import all_locked, locked
+from interop.shared.storage_lock import Held, all_locked, each_held, locked
 from interop.storages import Storage, StorageEnsemble
 from interop.transforms import Transform
 from interop.transforms.chain import as_chain
@@ -207,7 +206,7 @@ class ReplayBufferEnsemble(Sampled):
     def _info(self, info: Any) -> TensorDictBase:
         return info_of(info)
 
-    def _locked_to_reserve(self) -> contextlib.AbstractContextManager[Any]:
+    def _locked_to_reserve(self) -> Held:
         return all_locked([member for member in self.members if member.sampler.draws.reads_to_reserve])
 
     # ------------------------------------------------------------------ members and their items
@@ -362,13 +361,13 @@ class ReplayBufferEnsemble(Sampled):
 
     # ------------------------------------------------------------------ checkpoints and copies
 
-    def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
-        with contextlib.ExitStack() as locks:
-            locks.enter_context(all_locked(self.members))
-            for buffer in (*self.members, self):
-                if buffer.prefetch_queue is not None:
-                    locks.enter_context(buffer.prefetch_queue.held())
-            return locks.pop_all()
+    def _unchanging(self) -> Held:
+        return Held(self._held())
+
+    def _held(self) -> Iterator[None]:
+        queues = [buffer.prefetch_queue for buffer in (*self.members, self) if buffer.prefetch_queue is not None]
+        with all_locked(self.members), each_held(queues):
+            yield
 
     def _replaced_storages(self) -> list[Storage]:
         return [member.storage for member in self.members if member.storage.checkpointer.changes_rows]

@@ -61,7 +61,7 @@ from interop.samplers.slot_draws import SlotDraws
 from interop.shared.processes import starting_a_worker
 from interop.shared.storage_lock import Held, locked
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
-from interop.storages.all_or_nothing import Attributes, OwnAttributes, Undoable, finish_or_undo, finished_by_users
+from interop.storages.all_or_nothing import Attributes, KeptFor, OwnAttributes, Undoable, finish_or_undo, redone
 from interop.storages.batches import batch_of, read_batch
 from interop.storages.storage import Follower, is_undoable
 from interop.transforms import Compose, Transform
@@ -146,10 +146,17 @@ class ReplayBuffer(Sampled):
             chain = transform if transform_factory is None else transform_factory()
             components = all_made(storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer)
             check_batch_size(components[1], self._batch_size)
-            with components[0].lock.held():
-                self._join(*components)
-                if checkpointer is not None:
-                    components[0].checkpointer = checkpointer
+            kept_for = KeptFor(components[0])
+            before = kept_for.before_write()
+            try:
+                with components[0].lock.held():
+                    self._join(*components)
+                    if checkpointer is not None:
+                        components[0].checkpointer = checkpointer
+            except BaseException:  # another buffer, or the next use of this one, reads the values
+                with uninterrupted():
+                    kept_for.put_back(before)
+                raise
 
         self._known_storage = storage if isinstance(storage, Storage) else None
         self._make_components: Callable[[], None] | None = make
@@ -349,7 +356,8 @@ class ReplayBuffer(Sampled):
                         continue
                     if new is not before:
                         self._sampler.item_values.refuse_forked_child()
-                    self._exchange(self._sampler, self._writer, partial(self._exchange_storage, before, new, chosen))
+                    change = partial(self._exchange_storage, before, new, chosen)
+                    self._exchange(new, self._sampler, self._writer, change)
                     return before
         except BaseException:
             self.let_go()
@@ -421,7 +429,7 @@ class ReplayBuffer(Sampled):
         check_batch_size(new, self._batch_size)
         with locked(self):
             before = self._sampler
-            self._exchange(new, self._writer, partial(self._exchange_sampler, new))
+            self._exchange(self._storage, new, self._writer, partial(self._exchange_sampler, new))
             return before
 
     def _exchange_sampler(self, new: Sampler) -> None:
@@ -433,18 +441,18 @@ class ReplayBuffer(Sampled):
         new = made_component("writer", writer, Writer)
         with locked(self):
             before = self._writer
-            self._exchange(self._sampler, new, partial(self._join, self._storage, self._sampler, new))
+            change = partial(self._join, self._storage, self._sampler, new)
+            self._exchange(self._storage, self._sampler, new, change)
             return before
 
-    def _exchange(self, sampler: Sampler, writer: Writer, change: Callable[[], None]) -> None:
-        """Make an exchange of components to its end. These are the sampler and the writer that it tells of the storage."""
-        undoable: list[Undoable] = [sampler.item_values] if sampler.hooks.is_users else []
+    def _exchange(self, storage: Storage, sampler: Sampler, writer: Writer, change: Callable[[], None]) -> None:
+        """Make an exchange of components to its end. These are the components that it connects."""
+        undoable: list[Undoable] = [Attributes(self, _COMPONENTS), KeptFor(storage)]
+        if sampler.hooks.is_users:
+            undoable.append(sampler.item_values)
         if not is_ours(type(writer)):
             undoable.append(writer)
-        if undoable:
-            finished_by_users([Attributes(self, _COMPONENTS), *undoable], change)
-        else:
-            finished(change)
+        redone(undoable, change)
 
     def share(self, shared: bool = True) -> Self:
         """Share the storage with processes that are forked or started later, under a lock. ValueError with prefetch.
@@ -597,8 +605,13 @@ class ReplayBuffer(Sampled):
         index: Any = self._extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
-        for buffer in buffers:
-            buffer.mark_update(index)
+        followers = storage.followers
+        followers.in_write = True
+        try:
+            for buffer in buffers:
+                buffer.mark_update(index)
+        finally:
+            followers.in_write = False
         (sampler.extend if many else sampler.add)(index)
         if priority is not None:
             sampler.update_priority(index, priority, storage=storage)
@@ -619,7 +632,11 @@ class ReplayBuffer(Sampled):
         """Give the items at index the default priority of the sampler."""
         if self._sampler.hooks.follows_writes:
             with locked(self):
-                self._sampler.mark_update(index, storage=self._storage)
+                sampler = self._sampler
+                if self._storage.followers.in_write:  # which is undone or made again as a whole
+                    sampler.mark_update(index, storage=self._storage)
+                else:
+                    redone([sampler.item_values], partial(sampler.mark_update, index, storage=self._storage))
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set the priorities of the items at index. Warns if the sampler has none."""
@@ -639,7 +656,7 @@ class ReplayBuffer(Sampled):
         """Set priorities by a method of a user's class, which is done or not done if a signal interrupts it."""
         sampler = self._sampler
         update = partial(sampler.update_priority, index, priority, storage=self._storage)
-        finished_by_users([sampler.item_values], update)
+        redone([sampler.item_values], update)
 
     def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
         """Check an update of the priorities of items, [n] with "index", by their `priority_key`. The function does it."""

@@ -8,7 +8,7 @@ finished before the data is read.
 import contextlib
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
@@ -68,10 +68,13 @@ def exact(device: torch.device | None = None) -> contextlib.AbstractContextManag
     settings.start_jax()
     if device is None or (place := on(device)) is _NOTHING:
         return jax.enable_x64(True)
-    both = contextlib.ExitStack()
-    both.enter_context(jax.enable_x64(True))
-    both.enter_context(place)
-    return both
+    return _both(place)
+
+
+@contextlib.contextmanager
+def _both(place: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with jax.enable_x64(True), place:
+        yield
 
 
 def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:

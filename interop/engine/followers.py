@@ -52,12 +52,14 @@ class Followers:
     Attributes:
         is_watching: whether writes of other processes are reported to samplers.
         seen: the counts when the lock was last released, if other processes may write since.
+        in_write: whether a buffer tells the followers of its write.
     """
 
     def __init__(self) -> None:
         self._references: list[Callable[[], Any]] = []
         self.is_watching = False
         self.seen: Counts | None = None
+        self.in_write = False
 
     def attach(self, follower: Follower) -> None:
         """Tell it of each write. Does not keep it alive."""

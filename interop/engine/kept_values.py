@@ -1,7 +1,7 @@
 """A number of each item in a file beside the rows, for one sampler."""
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +13,13 @@ from interop.shared.memory import Memory
 
 LOG = 1 << 20  # bytes
 CELLS = 6  # counters of a subclass
+
+
+class Binding(NamedTuple):
+    """Whose values a file keeps."""
+
+    of: weakref.ref[object] | None
+    unread: bool
 
 
 class KeptValues(Undo):
@@ -49,10 +56,25 @@ class KeptValues(Undo):
         return self._values.reshape(-1, self._per_row)
 
     def bind(self, sampler: object) -> bool:
-        """Keep the values of this sampler alone from now on. Returns whether it must read those in the file first."""
+        """Keep the values of this sampler alone from now on. Returns whether it must read those in the file first.
+
+        It does so again, if it was interrupted, until `was_read`.
+        """
         self._of = weakref.ref(sampler)
-        unread, self._unread = self._unread, False
-        return unread
+        return self._unread
+
+    def was_read(self) -> None:
+        """The sampler that is bound has the values of an earlier process, or has replaced them."""
+        self._unread = False
+
+    @property
+    def binding(self) -> Binding:
+        """Which sampler is bound, and whether the values were read."""
+        return Binding(self._of, self._unread)
+
+    @binding.setter
+    def binding(self, binding: Binding) -> None:
+        self._of, self._unread = binding
 
     def forget(self, rows: Any) -> None:
         """Drop the values of rows that get new items. Inside a transaction of the storage."""

@@ -106,11 +106,12 @@ class ItemGroups(ItemValues):
         uses = None if self.most is None else storage.contents.keep_other(KeptUses, self._file)
         if uses is None:
             return
-        self._file = uses
         if uses.bind(self) and self._edits is None and len(storage):
             self._words = uses.read(len(storage))
         else:
-            self._keep_changes(every=True)
+            uses.give_all(self, *self.groups.changes(every=True))
+        uses.was_read()
+        self._file = uses  # the last: the next call does what an interrupted one has not done
 
     def _keep_changes(self, every: bool = False) -> None:
         if self._file is not None:

@@ -279,14 +279,17 @@ class ItemPriorities(ItemValues):
         file = storage.contents.keep_other(KeptPriorities, self._file)
         if file is None:
             return
-        self._file = file
         if file.bind(self) and not self._priorities.size and len(storage):
             saved = file.read(len(storage))
             values = good_priorities(saved.given, self.rule.dtype)[0]
             self._prepare(storage)
-            self._priorities.load(PriorityValues(values, saved.highest, saved.highest_slot))
+            loaded = self._new_priorities(self.rule, self._priorities.capacity, self._alpha)
+            loaded.load(PriorityValues(values, saved.highest, saved.highest_slot))
+            self._replace(loaded)
         else:
-            self._keep_all()
+            file.give_all(self, self._priorities.values)
+        file.was_read()
+        self._file = file  # the last: the next call does what an interrupted one has not done
 
     def _keep_all(self) -> None:
         if self._file is not None:

@@ -150,13 +150,14 @@ class ItemUses(ItemValues):
         uses = storage.contents.keep_other(KeptUses, self._file)
         if uses is None:
             return
-        self._file = uses
-        if not (uses.bind(self) and not self._item_count and len(storage)):
-            self._keep_all()
-            return
-        self._follow(storage)
-        self._drawn[: self._item_count] = uses.read(self._item_count)
-        self._consume(np.flatnonzero(self._drawn[: self._item_count] >= self.most))
+        if uses.bind(self) and not self._item_count and len(storage):
+            self._follow(storage)
+            self._drawn[: self._item_count] = uses.read(self._item_count)
+            self._consume(np.flatnonzero(self._drawn[: self._item_count] >= self.most))
+        else:
+            uses.give_all(self, np.arange(self._item_count), self._drawn[: self._item_count])
+        uses.was_read()
+        self._file = uses  # the last: the next call does what an interrupted one has not done
 
     def _keep_all(self) -> None:
         if self._file is not None:

@@ -83,15 +83,38 @@ def _storage_held(buffer: HasStorage) -> Iterator[None]:
             raise
 
 
-@contextlib.contextmanager
-def all_locked(buffers: Sequence[HasStorage]) -> Iterator[None]:
+class Holdable(Protocol):
+    """A lock."""
+
+    def held(self) -> "Held": ...
+
+
+def each_held(locks: Sequence[Holdable]) -> "Held":
+    """Hold these locks, in this order.
+
+    An `ExitStack` would keep the last one after a signal: its frame and the exception refer to each other.
+    """
+    return Held(_each_held(locks))
+
+
+def _each_held(locks: Sequence[Holdable]) -> Iterator[None]:
+    if not locks:
+        yield
+        return
+    with locks[0].held():
+        yield from _each_held(locks[1:])
+
+
+def all_locked(buffers: Sequence[HasStorage]) -> "Held":
     """Hold the locks of several buffers. All threads take them in the same order."""
+    return Held(_all_locked(buffers))
+
+
+def _all_locked(buffers: Sequence[HasStorage]) -> Iterator[None]:
     try:
         while True:
             locks = {id(each.storage.lock): each.storage.lock for each in buffers}
-            with contextlib.ExitStack() as held:
-                for place in sorted(locks):
-                    held.enter_context(locks[place].held())
+            with each_held([locks[place] for place in sorted(locks)]):
                 if all(id(each.storage.lock) in locks for each in buffers):  # no storage was exchanged
                     yield
                     return

@@ -55,10 +55,26 @@ class Attributes:
         vars(self._owner).update(before)
 
 
-def finished_by_users(undoable: Sequence[Undoable], change: Callable[[], _T]) -> _T:
-    """`finished` for a change in which methods of users run: what an interrupted one has changed is put back first.
+class KeptFor:
+    """For which sampler a storage keeps values in a file. Whether this sampler must read them is put back."""
 
-    An error of such a method itself is raised as it came: nothing is put back, and nothing is called again.
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def before_write(self) -> dict[str, Any]:
+        file = self._storage.contents.kept
+        return {} if file is None else {"file": file, "binding": file.binding}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        if before:
+            before["file"].binding = before["binding"]
+
+
+def redone(undoable: Sequence[Undoable], change: Callable[[], _T]) -> _T:
+    """`finished` for a change that cannot be made twice: what an interrupted one has changed is put back first.
+
+    An error of the change itself, as of a method of the user's, is raised as it came: nothing is put back, and nothing is
+    called again.
     """
     kept = [(each, each.before_write()) for each in undoable]
     try:

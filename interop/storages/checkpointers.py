@@ -1,6 +1,5 @@
 """Checkpointers: how the content of each kind of storage is written to a checkpoint and read."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.values import NO_PICKLE, encode
 from interop.engine.saved_rows import refuse_frames, saved_ring, with_data
 from interop.engine.table import Table
+from interop.shared.storage_lock import Held, each_held
 
 
 class HasTable(Content, Protocol):
@@ -139,12 +139,8 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 
     SAVES = "the members of a StorageEnsemble"
 
-    @contextlib.contextmanager
-    def _held(self, storage: HasMembers) -> Iterator[None]:  # type: ignore[override]
-        with contextlib.ExitStack() as locks:
-            for each in sorted({member.lock for member in storage.members}, key=id):  # in one order in all threads
-                locks.enter_context(each.held())
-            yield
+    def _held(self, storage: HasMembers) -> Held:  # type: ignore[override]
+        return each_held(sorted({member.lock for member in storage.members}, key=id))  # in one order in all threads
 
     def _save(self, storage: HasMembers, out: Writing) -> dict[str, Any]:  # type: ignore[override]
         StorageEnsembleCheckpointer.refuse_other(storage)

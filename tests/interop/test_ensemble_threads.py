@@ -1,6 +1,9 @@
 """Ensembles in several threads and processes, drawn ahead of time, copied and pickled."""
 
+import contextlib
 import copy
+import gc
+import itertools
 import multiprocessing
 import pickle
 import threading
@@ -20,7 +23,8 @@ from interop import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from interop.shared.storage_lock import locked
+from interop.shared.storage_lock import all_locked, locked
+from tests.faults.interrupts import Interrupt, Tracer
 from tests.interop.rows import check_same, flat_td
 from tests.interop.test_threads import together
 
@@ -32,6 +36,35 @@ def member(first=0, count=8, storage=LazyTensorStorage, **kwargs):
 
 
 # ---------------------------------------------------------------------- locks
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_no_lock_is_held_after_an_interrupt(looks):
+    """Also without the garbage collector: no exception is in a cycle with a frame that holds a lock."""
+    buffers = [member() for _ in range(3)]
+    held: list[bool] = []
+
+    def look() -> None:
+        for each in buffers:
+            is_free = each.storage.lock.threads.acquire(blocking=False)
+            if is_free:
+                each.storage.lock.threads.release()
+            held.append(not is_free)
+
+    gc.disable()
+    try:
+        for at in itertools.count():
+            with contextlib.suppress(Interrupt), Tracer(at, looks) as tracer, all_locked(buffers):
+                pass
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+            assert not any(held), tracer.where
+            if tracer.count <= at:
+                break
+    finally:
+        gc.enable()
+    assert at > 30
 
 
 def test_a_member_that_is_busy_is_waited_for():

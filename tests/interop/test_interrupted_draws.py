@@ -10,9 +10,17 @@ import jax
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
-from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
+from interop import (
+    ConsumingSampler,
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    TensorDictReplayBuffer,
+)
 from tests.faults.interrupts import Interrupt, Tracer
+from tests.faults.signatures import signature
 
 TIMES, SLOTS = 15, 64
 
@@ -72,6 +80,33 @@ def test_an_exception_at_any_step_of_a_draw_costs_a_rebuild_and_no_priority(with
         if -1 < tracer.count <= at:
             break
     assert at > 50
+
+
+def prioritized() -> PrioritizedSampler:
+    return PrioritizedSampler(8, 1.0, 1.0, max_priority_within_buffer=True)
+
+
+@pytest.mark.parametrize("make", [prioritized, ConsumingSampler])
+def test_items_are_marked_as_new_all_together_or_not_at_all(make):
+    def left(at):
+        buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(8), sampler=make(), batch_size=8, generator=torch.Generator().manual_seed(0)
+        )
+        buffer.extend(TensorDict({"x": torch.arange(8)}, [8]))
+        if isinstance(buffer.sampler, PrioritizedSampler):
+            buffer.update_priority(torch.tensor([3]), 9.0)
+        else:
+            buffer.sample()
+        with contextlib.suppress(Interrupt), Tracer(-1 if at is None else at, looks=True) as tracer:
+            if at is not None:
+                buffer.mark_update(torch.tensor([1, 3]))
+        return signature(buffer.state_dict()), tracer.count, tracer.where
+
+    known = {left(at)[0] for at in (None, -1)}
+    assert len(known) == 2
+    for at in range(left(-1)[1]):
+        found, _, where = left(at)
+        assert found in known, where
 
 
 def test_a_forked_child_reads_priorities_and_neither_draws_nor_writes(in_a_fork):

@@ -242,6 +242,7 @@ INTERRUPTED: dict[str, Callable[[Any, Any], Any]] = {
     "set_storage": lambda buffer, _: buffer.set_storage(filled(7, 100)),
     "empty": lambda buffer, _: buffer.empty(),
     "sample": lambda buffer, _: buffer.sample(),
+    "mark_update": lambda buffer, _: buffer.mark_update(torch.tensor([1, 3])),
     "update_priority": lambda buffer, _: buffer.update_priority(torch.tensor([1, 3]), torch.tensor([0.5, 2.0])),
     "load beside it": lambda _, other: other.load_state_dict(other.state_dict()),
 }

@@ -1,15 +1,18 @@
 """LazyMemmapStorage.open: rows, counts and priorities that are in a folder go on."""
 
+import contextlib
 import copy
 import gc
 import os
 import random
+import shutil
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from interop import (
+    ConsumingSampler,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
@@ -20,6 +23,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from tests.faults.interrupts import Interrupt, Tracer
 from tests.interop.rows import KINDS, check_same, flat_td, nested_td, plain_tensor
 from tests.interop.storages.named_folders import made, reopened
 
@@ -166,6 +170,80 @@ def test_a_sampler_put_in_begins_with_its_own_priorities(tmp_path):
     before.update_priority(torch.tensor([2]), 8.0)  # of a sampler that is not joined any more
     del buffer, before
     assert reopened(tmp_path, sampler=prioritized()).sampler.priorities.tolist() == [1, 0.5, 1]
+
+
+class OfUsers(PrioritizedSampler):
+    """A class of the user's, which the buffer calls by its own methods."""
+
+    marks = 0
+
+    def mark_update(self, index, *, storage=None):
+        self.marks += 1
+        super().mark_update(index, storage=storage)
+
+
+def built_at_the_first_use(storage, sampler):
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, delayed_init=True)
+    try:
+        len(buffer)
+    except Interrupt:
+        len(buffer)
+        raise
+
+
+INTERRUPTED = {
+    "set_sampler": lambda storage, sampler: TensorDictReplayBuffer(storage=storage).set_sampler(sampler),
+    "set_storage": lambda storage, sampler: TensorDictReplayBuffer(storage=made_empty(), sampler=sampler).set_storage(
+        storage
+    ),
+    "built at the first use": built_at_the_first_use,
+}
+
+
+def made_empty():
+    return LazyTensorStorage(5)
+
+
+@pytest.mark.parametrize("call", INTERRUPTED)
+@pytest.mark.parametrize(
+    "kind",
+    [lambda: PrioritizedSampler(5, 1.0, 1.0), lambda: OfUsers(5, 1.0, 1.0), ConsumingSampler],
+    ids=["library", "users", "consuming"],
+)
+def test_an_interrupt_while_a_sampler_reads_what_a_folder_keeps_loses_nothing(kind, call, tmp_path):
+    def values(folder):
+        """What a sampler reads from the folder."""
+        storage = LazyMemmapStorage.open(folder)
+        buffer = TensorDictReplayBuffer(storage=storage, sampler=kind(), batch_size=2)
+        sampler = buffer.sampler
+        found = sampler.priorities.tolist() if isinstance(sampler, PrioritizedSampler) else len(buffer)
+        storage.close()
+        return found
+
+    original = tmp_path / "original"
+    storage = LazyMemmapStorage(5, scratch_dir=original)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=kind(), batch_size=2)
+    buffer.extend(flat_td(range(5)))
+    if isinstance(buffer.sampler, PrioritizedSampler):
+        buffer.update_priority(torch.arange(5), torch.arange(2.0, 7.0))
+    else:
+        buffer.sample()
+    storage.close()
+    expected = values(original)
+
+    def interrupted(at):
+        folder = tmp_path / str(at)
+        shutil.copytree(original, folder)
+        storage, sampler = LazyMemmapStorage.open(folder), kind()
+        with contextlib.suppress(Interrupt), Tracer(at, looks=True) as tracer:
+            INTERRUPTED[call](storage, sampler)
+        storage.close()
+        assert values(folder) == expected, tracer.where
+        return tracer.count
+
+    steps = interrupted(-1)
+    for at in random.sample(range(steps), 6):
+        interrupted(at)
 
 
 def test_copies_of_a_buffer_do_not_write_to_its_folder(tmp_path):
