@@ -36,6 +36,13 @@ class BufferState(ShortText):
         sampler: state of the sampler.
         trajectories: index of the trajectories; None if the buffer has no `Trajectories`.
         frames: a state for each of the rules of `frames`.
+
+    Attributes:
+        items: pytree of [capacity, *lanes, ...]; None in place of the observations of `frames`.
+        ring: state of the writer: a `RingState`, with `HighestRanked` a `HighestRankedState`.
+        sampler: state of the sampler.
+        trajectories: index of the trajectories; None if the buffer has no `Trajectories`.
+        frames: a state for each of the rules of `frames`.
     """
 
     items: Any

@@ -41,6 +41,14 @@ class FrameState(ShortText):
         free: [] int32: the final that is written next.
         final: [capacity, lanes] int32: the final of each item, or _FOLLOWS, or _LOST.
         unlike: [] uint32: how many written items had observations that the rule does not make of their frames.
+
+    Attributes:
+        table: TODO.
+        cursor: TODO.
+        owner: TODO.
+        free: TODO.
+        final: TODO.
+        unlike: TODO.
     """
 
     table: Array

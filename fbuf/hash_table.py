@@ -31,6 +31,13 @@ class HashTableState(ShortText):
         hashes: [capacity] uint32.
         keys: of [capacity, ...].
         items: of [capacity, ...].
+
+    Attributes:
+        size: TODO.
+        entries: TODO.
+        hashes: TODO.
+        keys: TODO.
+        items: TODO.
     """
 
     size: Array
@@ -48,6 +55,9 @@ class HashTable:
     Keys and items are pytrees of arrays; a batch has one more leading dim. Keys are compared in full and by their bits: -0.0
     and 0.0 are two keys, a nan is found again. Keys are never removed one by one. Open addressing with triangular probing,
     at most half full; all keys of a batch probe at once: O(batch) expected. Donate the state and it is written in place.
+
+    Args:
+        capacity: how many keys fit, at most 2^29.
 
     Args:
         capacity: how many keys fit, at most 2^29.

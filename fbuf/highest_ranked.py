@@ -29,6 +29,12 @@ class HighestRankedState(ShortText):
         written: [2] uint32: how many items were ever accepted, low and high word.
         refused: [] uint32: how many items had rank NaN.
         ranks: by row, the highest value for empty rows; then the minima of each 128, and so on.
+
+    Attributes:
+        size: TODO.
+        written: TODO.
+        refused: TODO.
+        ranks: TODO.
     """
 
     size: Array
@@ -48,6 +54,9 @@ class HighestRanked(Writer):
 
     O(batch + log capacity for each item that displaces another), one after the other. Inside `vmap` each of these
     costs O(capacity).
+
+    Args:
+        rank: path of a leaf that holds one real number an item: a key, or a tuple of keys, fields and places.
 
     Args:
         rank: path of a leaf that holds one real number an item: a key, or a tuple of keys, fields and places.

@@ -44,6 +44,15 @@ class Share:
         shape: of the array; None for a file.
         dtype: of the array.
         counts: when it is allocated; "at most": it grows with use.
+
+    Attributes:
+        part: what it belongs to: "items", "sampler", ...
+        key: TODO.
+        place: TODO.
+        bytes: TODO.
+        shape: of the array; None for a file.
+        dtype: of the array.
+        counts: when it is allocated; "at most": it grows with use.
     """
 
     part: str
@@ -75,6 +84,10 @@ class Plan:
     Attributes:
         shares: the arrays and files.
         free: bytes at each place when the plan was made; None: not known.
+
+    Attributes:
+        shares: the arrays and files.
+        free: TODO.
     """
 
     shares: tuple[Share, ...]

@@ -25,6 +25,9 @@ class MixtureDraw(Draw):
 
     Attributes:
         member: the number of the buffer of each row.
+
+    Attributes:
+        member: TODO.
     """
 
     member: Int[Array, " batch"] = dataclasses.field(kw_only=True)

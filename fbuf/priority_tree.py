@@ -40,6 +40,13 @@ class PriorityTree(ShortText):
         minima: [nodes] of the positive leaves, infinite where there is none; None: not kept.
         maxima: [nodes], None: not kept.
         capacity: slots; fixed while tracing.
+
+    Attributes:
+        leaves: TODO.
+        sums: TODO.
+        minima: TODO.
+        maxima: TODO.
+        capacity: slots; fixed while tracing.
     """
 
     leaves: Array

@@ -25,6 +25,12 @@ class NStep:
         steps: int32: how many rewards, from 1 to n; 0 if the step is not valid.
         discount: float: gamma ** steps; 0 if the last step terminated, or the step is not valid.
         last: int32: the last step, along time; in a ring its slot.
+
+    Attributes:
+        returns: TODO.
+        steps: TODO.
+        discount: TODO.
+        last: TODO.
     """
 
     returns: Array

@@ -233,6 +233,10 @@ class OnMesh:
     Args:
         sharded: the buffer in parts.
         mesh: the devices; one of its axes is that of `sharded`.
+
+    Args:
+        sharded: the buffer in parts.
+        mesh: the devices; one of its axes is that of `sharded`.
     """
 
     sharded: Sharded

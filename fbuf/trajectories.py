@@ -55,6 +55,14 @@ class TrajectoryState(ShortText):
         latest: [lanes] int32: the number of the latest trajectory.
         is_open: [lanes] bool: whether the next row continues it.
         id: [lanes]: the id of the latest row, or each of several; None if items have none.
+
+    Attributes:
+        number: TODO.
+        spans: [capacity, lanes, 3] uint32, at number % capacity: when the trajectory began, when its latest row was written,
+            and how it ended. Side by side: what reads or writes one of them needs the others.
+        latest: TODO.
+        is_open: TODO.
+        id: [lanes]: the id of the latest row, or each of several; None if items have none.
     """
 
     number: Array
@@ -91,6 +99,14 @@ class TrajectoryPlace:
         before: int32: how many of them are stored.
         after: int32: how many stored rows of the trajectory follow.
         kind: uint8: how the trajectory ended; OPEN while it goes on.
+
+    Attributes:
+        lane: TODO.
+        number: TODO.
+        step: TODO.
+        before: TODO.
+        after: TODO.
+        kind: TODO.
     """
 
     lane: Array

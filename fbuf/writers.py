@@ -59,6 +59,9 @@ class RingState(ShortText):
 
     Attributes:
         counters: [4] uint32: cursor, size, and the low and high word of `written`.
+
+    Attributes:
+        counters: TODO.
     """
 
     counters: Array

@@ -13,6 +13,11 @@ from interop.buffers import (
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    Trajectory,
+    TrajectoryPredicate,
+    filter_trajectories,
+    iter_trajectories,
+    traj,
 )
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.bridge import to_jax, to_torch
@@ -119,12 +124,17 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TensorStorageCheckpointer",
+    "Trajectory",
+    "TrajectoryPredicate",
     "Transition",
     "Writer",
     "WriterEnsemble",
     "check_ted",
+    "filter_trajectories",
     "find_start_stop_traj",
+    "iter_trajectories",
     "split_trajectories",
     "to_jax",
     "to_torch",
+    "traj",
 ]

@@ -37,6 +37,11 @@ class FileEntry:
         name: its path in the folder.
         size: bytes.
         checksum: CRC-32.
+
+    Attributes:
+        name: TODO.
+        size: TODO.
+        checksum: TODO.
     """
 
     name: str

@@ -25,6 +25,12 @@ class FifoState(ShortText):
         unread: [] int32: how many items no draw has returned.
         lost: [] uint32: items that were overwritten before they were returned.
         capacity: slots; fixed while tracing.
+
+    Attributes:
+        head: TODO.
+        unread: [] int32: how many items no draw has returned.
+        lost: TODO.
+        capacity: slots; fixed while tracing.
     """
 
     head: Array

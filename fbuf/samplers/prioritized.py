@@ -50,6 +50,16 @@ class PrioritizedState(ShortText):
         highest_slot: [] the slot of the item with this priority; -1 if none is known.
         refused: [] uint32: how many priorities were negative or not finite.
         excluded: [width of the tree] bool: items that cannot be drawn; None: all can.
+
+    Attributes:
+        priorities: TODO.
+        tree: TODO.
+        ranks: TODO.
+        alpha: [] the exponent of the weights, which `reweight` changes.
+        highest: TODO.
+        highest_slot: TODO.
+        refused: TODO.
+        excluded: TODO.
     """
 
     priorities: Array
@@ -79,6 +89,13 @@ class Prioritized(Sampler):
 
     `dtype` is that of priorities and sums; "float64" needs 64-bit types on. In float32, items that weigh less than 2^-24
     of the total are drawn too often or too rarely; see `priority_tree.find`.
+
+    Args:
+        alpha: exponent of the priorities: 0 draws uniformly, 1 in proportion.
+        eps: is added to each priority.
+        stratified: whether each draw falls into its own share of the total.
+        new_items: which priority a new item gets.
+        dtype: of priorities and sums: "float32" or "float64".
 
     Args:
         alpha: exponent of the priorities: 0 draws uniformly, 1 in proportion.

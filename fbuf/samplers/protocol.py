@@ -30,6 +30,15 @@ class Draw:
         size: [] int32: how many items, or starts, can be drawn.
         mask: bool [slices, time]; None for single items. False: padding, the nearest slot of the trajectory again.
         starts: int32 [slices]; None for single items: the first slot of each slice, behind burn-in.
+
+    Attributes:
+        slots: int32 [batch], or [slices, time] of `Slices`: the drawn slots.
+        probability: float [batch]: that one draw is this slot, or a slice from this start.
+        valid: bool [batch]. False: nothing could be drawn; the row and its probability mean nothing.
+        smallest: [] float: the probability of the least likely item, or start, that can be drawn.
+        size: [] int32: how many items, or starts, can be drawn.
+        mask: bool [slices, time]; None for single items. False: padding, the nearest slot of the trajectory again.
+        starts: int32 [slices]; None for single items: the first slot of each slice, behind burn-in.
     """
 
     slots: Int[Array, " batch"] | Int[Array, "batch time"]

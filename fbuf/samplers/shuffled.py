@@ -33,6 +33,13 @@ class ShuffledState(ShortText):
         position: [] int32: items returned in this epoch.
         length: [] int32: items that the epoch was begun with.
         finished: [] uint32: epochs that came to their end.
+
+    Attributes:
+        moved: TODO.
+        epoch: TODO.
+        position: TODO.
+        length: TODO.
+        finished: TODO.
     """
 
     moved: Array | None
@@ -55,6 +62,10 @@ class Shuffled(Sampler):
     writes do not: a new item takes the position of the item that it replaced. `draw.probability` is always 1 / size.
 
     O(batch * log batch) at any capacity; 8 bytes a slot.
+
+    Args:
+        drop_last: whether the last items of an epoch are skipped if they do not fill a batch.
+        shuffle: whether the order is random.
 
     Args:
         drop_last: whether the last items of an epoch are skipped if they do not fill a batch.

@@ -36,6 +36,9 @@ class PerTrajectory:
 
     Args:
         trajectories: the sampler that draws among the trajectories.
+
+    Args:
+        trajectories: the sampler that draws among the trajectories.
     """
 
     keeps_priorities = False
@@ -63,6 +66,14 @@ class Written:
         leaving: [] int32: how many entries of the sampler can no longer be drawn, if it counts them.
         queued: the queue of the sampler after the write, if it is known already.
         count: rows; the last `capacity` are kept.
+
+    Attributes:
+        before: the index before the write.
+        after: the index after it.
+        ring: the ring after it.
+        leaving: TODO.
+        queued: TODO.
+        count: TODO.
     """
 
     before: TrajectoryState
@@ -91,6 +102,15 @@ class SlicesState(ShortText):
         going: [lanes] int32: all lanes, first those whose latest trajectory is open and long enough.
         going_count: [] int32: how many lanes of `going` are such.
         least: of the rule; a rule with another one refuses the state.
+
+    Attributes:
+        starts: state of the rule that draws among the starts.
+        queue: TODO.
+        head: TODO.
+        count: TODO.
+        going: TODO.
+        going_count: [] int32: how many lanes of `going` are such.
+        least: TODO.
     """
 
     starts: Any

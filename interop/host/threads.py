@@ -15,7 +15,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 _T = TypeVar("_T")
 
@@ -24,17 +24,13 @@ _SIGNALS = tuple(
 )
 
 
-class Renewed(Protocol):
-    def renew(self) -> None:
-        """Begin anew in a forked child."""
+_renewals: weakref.WeakKeyDictionary[object, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
-_renewed: weakref.WeakSet[Renewed] = weakref.WeakSet()
-
-
-def renew_in_children(each: Renewed) -> None:
-    """Call `each.renew()` in every child that is forked while `each` lives."""
-    _renewed.add(each)
+def renew_in_children(renew: Callable[[], None]) -> None:
+    """Call a method in every child that is forked while its object lives: one method for each object."""
+    method = cast(types.MethodType, renew)
+    _renewals[method.__self__] = method.__func__
 
 
 class HasMutex(Protocol):
@@ -66,8 +62,8 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     _in_parent()
-    for each in list(_renewed):
-        each.renew()
+    for each, renew in list(_renewals.items()):
+        renew(each)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
@@ -84,7 +80,7 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
     is_mine: Callable[[], bool] = vars(_thread.RLock)["_is_owned"]  # whether this thread holds it
 
     def __init__(self) -> None:
-        renew_in_children(self)
+        renew_in_children(self.renew)
 
     def renew(self) -> None:
         if self.acquire(blocking=False):  # free, or held by the thread that forked
