@@ -112,6 +112,7 @@ __all__ = [
     "StorageCheckpointerBase",
     "StorageEnsemble",
     "StorageEnsembleCheckpointer",
+    "StreamingSliceSampler",
     "TED2Flat",
     "TED2Nested",
     "TEDError",

@@ -35,6 +35,7 @@ from interop.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 from interop.schedulers import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
 from interop.storages import (
@@ -115,6 +116,7 @@ __all__ = [
     "StorageCheckpointerBase",
     "StorageEnsemble",
     "StorageEnsembleCheckpointer",
+    "StreamingSliceSampler",
     "TED2Flat",
     "TED2Nested",
     "TEDError",

@@ -275,7 +275,7 @@ class Number(Expression[TrajectoryPredicate]):
     def keys(self) -> frozenset[Any]:
         if self._key is not None:
             return frozenset([self._key])
-        return frozenset(["reward", ("next", "reward")] if self._how == _TOTAL else [])
+        return frozenset(["reward"] if self._how == _TOTAL else [])
 
     def __repr__(self) -> str:
         return f"traj.{self._how}" if self._key is None else f"{StepEntry(self._key)!r}.{self._how}()"

@@ -11,6 +11,7 @@ from interop.samplers.slice_epochs import SliceSamplerWithoutReplacement
 from interop.samplers.slices import SliceSampler
 from interop.samplers.stack_slices import StackSampler
 from interop.samplers.staleness import StalenessAwareSampler
+from interop.samplers.streaming_slices import StreamingSliceSampler
 from interop.samplers.uniform import RandomSampler
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 
@@ -28,4 +29,5 @@ __all__ = [
     "SliceSamplerWithoutReplacement",
     "StackSampler",
     "StalenessAwareSampler",
+    "StreamingSliceSampler",
 ]
