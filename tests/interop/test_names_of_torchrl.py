@@ -30,13 +30,13 @@ TrajectoryPredicate Transition Tree Unbounded UnboundedContinuous UnboundedDiscr
 VocabTailActionTokenizer Writer WriterEnsemble check_no_exclusive_keys clear_video_decoder_cache consolidate_spec
 contains_lazy_spec create_infinite_iterator filter_trajectories find_start_stop_traj get_dataloader iter_trajectories
 prefill_replay_buffer set_video_decoder_cache_size traj validate_vla_tensordict
-""".split()
+""".split()  # noqa: SIM905
 # `torchrl.data.datasets.__all__` of 0.14.1.
 DATASETS = """
 AtariDQNExperienceReplay BaseDatasetExperienceReplay D4RLExperienceReplay GenDGRLExperienceReplay LeRobotExperienceReplay
 MinariExperienceReplay OpenMLExperienceReplay OpenXExperienceReplay RobosetExperienceReplay VD4RLExperienceReplay
 load_dataset register_dataset lerobot_columns_to_tensordict
-""".split()
+""".split()  # noqa: SIM905
 # Names that are not here, and why.
 LEFT_OUT = {
     **dict.fromkeys(
@@ -54,7 +54,7 @@ EXPECTED_FROM_ELSEWHERE = """
 ActionTokenizerBase ContentBase History OfflineToOnlineReplayBuffer RobotDatasetMetadata StoreStorage TopKRewardSelector
 UniformActionTokenizer VideoClipRef VocabTailActionTokenizer add_chat_template clear_video_decoder_cache
 lerobot_columns_to_tensordict prefill_replay_buffer set_video_decoder_cache_size validate_vla_tensordict
-""".split()
+""".split()  # noqa: SIM905
 MODULES = {
     "torchrl.data": interop,
     "torchrl.data.datasets": datasets,
