@@ -16,6 +16,7 @@ from interop.checkpoint.state import key_of
 from interop.data.arguments import class_of
 from interop.samplers import (
     ConsumingSampler,
+    KeyGroupSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     PromptGroupSampler,
@@ -140,6 +141,16 @@ def _prompt_groups(sampler: PromptGroupSampler) -> Arguments:
     return {"staleness": _staleness(sampler.staleness)}
 
 
+def _key_groups(sampler: KeyGroupSampler) -> Arguments:
+    return {
+        "num_groups": sampler.num_groups,
+        "samples_per_group": sampler.samples_per_group,
+        "group_key": key_of(sampler.group_key),
+        "strategy": sampler.strategy,
+        "reward_key": key_of(sampler.reward_key),
+    }
+
+
 # The arguments of each class, from an object of it.
 _ARGUMENTS: dict[type, Callable[[Any], Arguments]] = {
     ListStorage: _list,
@@ -159,6 +170,7 @@ _ARGUMENTS: dict[type, Callable[[Any], Arguments]] = {
     PrioritizedSliceSampler: lambda sampler: {**_prioritized(sampler), **_random_slices(sampler)},
     StalenessAwareSampler: _staleness,
     PromptGroupSampler: _prompt_groups,
+    KeyGroupSampler: _key_groups,
     RoundRobinWriter: lambda writer: {"track_generations": writer.tracks_generations},
     TensorDictRoundRobinWriter: lambda writer: {"track_generations": writer.tracks_generations},
     TensorDictMaxValueWriter: lambda writer: {"rank_key": key_of(writer.rank_key), "reduction": writer.reduction},

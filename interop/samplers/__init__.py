@@ -3,6 +3,7 @@
 from interop.samplers.consuming import ConsumingSampler
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.ensemble import SamplerEnsemble
+from interop.samplers.key_groups import KeyGroupSampler
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.prioritized_slices import PrioritizedSliceSampler
 from interop.samplers.prompt_groups import PromptGroupSampler
@@ -18,6 +19,7 @@ from interop.samplers.without_replacement import SamplerWithoutReplacement
 __all__ = [
     "ConsumingSampler",
     "DrawingSampler",
+    "KeyGroupSampler",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "PromptGroupSampler",
