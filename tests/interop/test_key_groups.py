@@ -58,9 +58,8 @@ def test_strategies(strategy):
 
 def test_recency_follows_the_ring():
     rb = buffer(3, num_groups=1, strategy="recency", capacity=12)
-    rb.extend(
-        TensorDict({"query": torch.tensor([7] * 14), "i": torch.arange(14), "next": {"reward": torch.zeros(14, 1)}})
-    )
+    more = {"query": torch.full((14,), 7), "i": torch.arange(14), "next": {"reward": torch.zeros(14, 1)}}
+    rb.extend(TensorDict(more, [14]))
     assert groups(rb.sample()) == [(11, 12, 13)]
 
 
