@@ -13,6 +13,11 @@ from interop.buffers import (
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    Trajectory,
+    TrajectoryPredicate,
+    filter_trajectories,
+    iter_trajectories,
+    traj,
 )
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.bridge import to_jax, to_torch
@@ -30,6 +35,7 @@ from interop.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 from interop.schedulers import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
 from interop.storages import (
@@ -110,6 +116,7 @@ __all__ = [
     "StorageCheckpointerBase",
     "StorageEnsemble",
     "StorageEnsembleCheckpointer",
+    "StreamingSliceSampler",
     "TED2Flat",
     "TED2Nested",
     "TEDError",
@@ -119,12 +126,17 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TensorStorageCheckpointer",
+    "Trajectory",
+    "TrajectoryPredicate",
     "Transition",
     "Writer",
     "WriterEnsemble",
     "check_ted",
+    "filter_trajectories",
     "find_start_stop_traj",
+    "iter_trajectories",
     "split_trajectories",
     "to_jax",
     "to_torch",
+    "traj",
 ]

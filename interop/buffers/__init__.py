@@ -4,9 +4,11 @@ from interop import samplers, storages, writers
 from interop.buffers.conditional import ConditionalUpdateResult
 from interop.buffers.ensemble import ReplayBufferEnsemble
 from interop.buffers.hindsight import HERReplayBuffer, HindsightStrategy
+from interop.buffers.predicates import TrajectoryPredicate, traj
 from interop.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.buffers.trajectory import Trajectory, filter_trajectories, iter_trajectories
 from interop.checkpoint.layouts import may_import
 from interop.data.untraced import untraced
 from interop.samplers import Sampler
@@ -22,6 +24,11 @@ __all__ = [
     "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "Trajectory",
+    "TrajectoryPredicate",
+    "filter_trajectories",
+    "iter_trajectories",
+    "traj",
 ]
 
 may_import("interop.llm", "interop.maps")  # whose classes items of a checkpoint may be of

@@ -120,7 +120,7 @@ class ReplayBufferEnsemble(Sampled):
         """Drop prefetched batches whenever a member changes."""
         if self.prefetch_queue is not None:
             for member in self.members:
-                member.add_reader(self)
+                member.readers.add(self)
 
     def _epoch_items(self) -> float:
         """The number of items of all members; infinity if one is a stream, which has no length."""
@@ -427,7 +427,7 @@ class ReplayBufferEnsemble(Sampled):
     def __getstate__(self) -> dict[str, Any]:
         for buffer in (self, *self.members):
             buffer.drop_prefetched()
-        state = {key: value for key, value in vars(self).items() if key not in ("_stepping", "_iterating", "_readers")}
+        state = {key: value for key, value in vars(self).items() if key not in ("_stepping", "_iterating", "readers")}
         return state | {"_sampler": copy.copy(self._sampler).of_members([])}  # the members have their samplers
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -6,13 +6,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.shown import Shown
 from interop.buffers import collate
+from interop.buffers.predicates import as_predicate
+from interop.buffers.trajectory import Trajectory
 from interop.data.arguments import class_of
-from interop.data.keys import as_key
+from interop.data.keys import as_key, as_path
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host import markers
 from interop.samplers import Sampler
@@ -224,6 +227,83 @@ class Episodes(Shown, Generic[B]):
         """Yield the rows of each."""
         for number in range(len(self)):
             yield self[number]
+
+    # ------------------------------------------------------------------ conditions
+
+    def where(self, predicate: Callable[[Trajectory], object]) -> np.ndarray:
+        """For which episodes a predicate is true, bool [episodes]: `episodes.select(episodes.where(traj.length > 50))`.
+
+        As for `query`.
+        """
+        found = np.zeros(len(self), np.bool_)
+        condition = as_predicate(predicate)
+        with locked(self._buffer):
+            self._refuse_if_moved()
+            numbers = np.arange(len(self))
+            parts = self._parts(numbers, condition.required_keys())
+            for number, (part, _) in zip(numbers, parts, strict=True):
+                found[number] = condition(part)
+        return found
+
+    def query(self, predicate: Callable[[Trajectory], object] | None = None) -> list[Trajectory]:
+        """The episodes for which a predicate is true, the oldest first; with several lanes one lane after the other.
+
+        The rows are those of `episodes[i]`, also for the predicate. Writers wait meanwhile. O(rows); of a predicate that
+        is made of `traj` only the entries that it names are read, unless there are transforms, and the rows of the
+        episodes that it chooses.
+
+        Args:
+            predicate: as `traj.reward.sum() > 100`, or a function of a `Trajectory`; None for all episodes.
+
+        Raises: TypeError for a predicate that is none, or items that are no tensordicts; KeyError for an entry that is not
+        there; RuntimeError if rows were written since.
+        """
+        condition = None if predicate is None else as_predicate(predicate)
+        found = []
+        with locked(self._buffer):
+            self._refuse_if_moved()
+            numbers = self._by_age()
+            parts = self._parts(numbers, None if condition is None else condition.required_keys())
+            for number, (part, is_whole) in zip(numbers.tolist(), parts, strict=True):
+                if condition is None or condition(part):
+                    found.append(part if is_whole else Trajectory(self[number]))
+        return found
+
+    def _by_age(self) -> np.ndarray:
+        """The numbers of the episodes, lane by lane, those with the oldest first rows first."""
+        if not len(self):
+            return np.arange(0)
+        storage = self._storage
+        filled = storage.contents.filled_rows
+        oldest = storage.ring.cursor if filled == storage.row_capacity(None) else 0
+        rows = self._index.slots_at(self._first, self._lane) // self._index.lanes
+        return np.lexsort(((rows - oldest) % filled, self._lane))
+
+    def _parts(self, numbers: np.ndarray, keys: frozenset[Any] | None) -> Iterator[tuple[Trajectory, bool]]:
+        """For each of the episodes at least the entries `keys`, each also of "next", and whether these are all entries."""
+        columns_of = None if keys is None else self._columns_of(numbers, keys)
+        if columns_of is None:
+            yield from ((Trajectory(self[number]), True) for number in numbers.tolist())
+        else:
+            for rows in columns_of.split(self.lengths[numbers].tolist()) if len(numbers) else ():
+                yield Trajectory(rows), False
+
+    def _columns_of(self, numbers: np.ndarray, keys: frozenset[Any]) -> TensorDict | None:
+        """The entries `keys` of the rows of episodes, [rows]; None where entries cannot be read one by one."""
+        buffer = self._buffer
+        storage = self._storage
+        is_plain = buffer.collate_fn in (collate.identity, collate.stack, collate.lazily)
+        if len(buffer.transform) or not is_plain or storage.contents.layout is None:
+            return None
+        slots = self._slots(numbers)
+        entries = TensorDict({}, [slots.size])
+        for path in {path for key in keys for path in (as_path(key), ("next", *as_path(key)))}:
+            if columns.has(storage, as_key(path)):
+                try:
+                    entries[path] = columns.read(storage, as_key(path), slots)
+                except (KeyError, TypeError):  # text or ragged rows
+                    return None
+        return entries if len(entries.keys()) or not keys else None  # the whole rows say what is missing
 
     # ------------------------------------------------------------------ buffers of some of them
 

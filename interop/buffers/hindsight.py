@@ -31,8 +31,8 @@ from interop.writers import Writer
 _TAG = 0x4845  # separates the draws of goals from the draws of items with the same key
 
 
-class HindsightStrategy(enum.Enum):
-    """Which reached goal a transition gets."""
+class HindsightStrategy(enum.StrEnum):
+    """Which reached goal a transition gets. Each is equal to its value, a text."""
 
     FUTURE = "future"
     """One that this transition or a later one of the episode reaches, each equally likely."""

@@ -45,7 +45,7 @@ class Prefetch:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._begin()
-        renew_in_children(self)
+        renew_in_children(self.renew)
         hold_in_forks(self)
         _living.add(self)
 

@@ -16,6 +16,7 @@ from interop.checkpoint.state import key_of
 from interop.data.arguments import class_of
 from interop.samplers import (
     ConsumingSampler,
+    KeyGroupSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     PromptGroupSampler,
@@ -24,6 +25,7 @@ from interop.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 from interop.samplers.draws import Draws
 from interop.samplers.slice_draws import SliceDraws
@@ -103,11 +105,24 @@ def _slices(sampler: SliceSampler) -> Arguments:
         "truncated_key": key_of(sampler.truncated_key),
         "strict_length": sampler.strict_length,
         "only_named_keys": sampler.only_named_keys,
+        **(
+            {} if sampler.init_key == "is_init" else {"init_key": key_of(sampler.init_key)}
+        ),  # unknown to earlier versions
     }
 
 
 def _random_slices(sampler: SliceSampler) -> Arguments:
     return {**_slices(sampler), "cache_values": sampler.cache_values, "span": list(sampler.span)}
+
+
+def _fragmented(sampler: SliceSampler) -> Arguments:
+    return {"fragmented": True, "step_key": key_of(sampler.step_key)} if sampler.fragmented else {}
+
+
+def _streaming(sampler: StreamingSliceSampler) -> Arguments:
+    arguments = {**_random_slices(sampler), "pad_output": sampler.pad_output}
+    del arguments["num_slices"]
+    return arguments
 
 
 def _without_replacement(sampler: SamplerWithoutReplacement) -> Arguments:
@@ -126,6 +141,16 @@ def _prompt_groups(sampler: PromptGroupSampler) -> Arguments:
     return {"staleness": _staleness(sampler.staleness)}
 
 
+def _key_groups(sampler: KeyGroupSampler) -> Arguments:
+    return {
+        "num_groups": sampler.num_groups,
+        "samples_per_group": sampler.samples_per_group,
+        "group_key": key_of(sampler.group_key),
+        "strategy": sampler.strategy,
+        "reward_key": key_of(sampler.reward_key),
+    }
+
+
 # The arguments of each class, from an object of it.
 _ARGUMENTS: dict[type, Callable[[Any], Arguments]] = {
     ListStorage: _list,
@@ -139,11 +164,13 @@ _ARGUMENTS: dict[type, Callable[[Any], Arguments]] = {
     SamplerWithoutReplacement: _without_replacement,
     ConsumingSampler: lambda sampler: {"max_sample_count": sampler.max_sample_count},
     PrioritizedSampler: _prioritized,
-    SliceSampler: lambda sampler: {**_random_slices(sampler), "pad_output": sampler.pad_output},
+    SliceSampler: lambda sampler: {**_random_slices(sampler), "pad_output": sampler.pad_output, **_fragmented(sampler)},
+    StreamingSliceSampler: _streaming,
     SliceSamplerWithoutReplacement: lambda sampler: {**_slices(sampler), **_without_replacement(sampler)},
     PrioritizedSliceSampler: lambda sampler: {**_prioritized(sampler), **_random_slices(sampler)},
     StalenessAwareSampler: _staleness,
     PromptGroupSampler: _prompt_groups,
+    KeyGroupSampler: _key_groups,
     RoundRobinWriter: lambda writer: {"track_generations": writer.tracks_generations},
     TensorDictRoundRobinWriter: lambda writer: {"track_generations": writer.tracks_generations},
     TensorDictMaxValueWriter: lambda writer: {"rank_key": key_of(writer.rank_key), "reduction": writer.reduction},

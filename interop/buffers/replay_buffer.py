@@ -39,6 +39,7 @@ from interop.buffers.requested_batch import RequestedBatch, beside
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.slot_account import account_of
 from interop.buffers.to_fbuf import to_fbuf
+from interop.buffers.trajectory import Trajectory, named_alone
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
 from interop.data import staging
@@ -202,7 +203,7 @@ class ReplayBuffer(Sampled):
         """
         self._check_fit(storage, sampler, writer)
         if self._workers_only_write:
-            renew_in_children(self, ReplayBuffer._stop_drawing)
+            renew_in_children(self._stop_drawing)
         before = self.__dict__
         if before.get("_storage") is not storage or before.get("_sampler") is not sampler:
             if "_storage" in before:
@@ -833,6 +834,31 @@ class ReplayBuffer(Sampled):
             self._episodes = Episodes(self, self._over, keys, self._episodes)
         return self._episodes
 
+    def query(
+        self, predicate: Callable[[Trajectory], object] | None = None, *, trajectory_key: NestedKey | None = None
+    ) -> list[Trajectory]:
+        """The stored trajectories for which a predicate is true, the oldest first: see `Episodes.query`.
+
+        ```python
+        good = rb.query((traj.reward.sum() > 100) & (traj.length >= 50))
+        ```
+
+        `rb.episodes.where(predicate)` chooses them for a buffer that draws from them alone: `rb.episodes.select(...)`.
+
+        Args:
+            predicate: made of `traj`, or a function of a `Trajectory`; None for all trajectories.
+            trajectory_key: an entry with the id of the trajectory of each item, which then alone divides them. By default
+                they are `rb.episodes`.
+
+        Raises: as `episodes`; KeyError where `trajectory_key` is not stored.
+        """
+        with locked(self):
+            if not len(self._storage):
+                return []
+            if trajectory_key is None:
+                return self.episodes.query(predicate)
+            return Episodes(self, self._over, named_alone(trajectory_key)).query(predicate)
+
     def _trajectory_keys(self) -> TrajectoryKeys:
         """The entries that divide the episodes."""
         return keys_of(self._sampler)
@@ -1139,7 +1165,7 @@ _MADE_LATE = (
     "_moves_slots",
 )
 _NOT_KEPT = (
-    *("_making", "_stepping", "_iterating", "_readers", "_episodes", "observers"),
+    *("_making", "_stepping", "_iterating", "readers", "_episodes", "observers"),
     *(
         "_make_components",
         "_known_storage",

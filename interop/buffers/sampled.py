@@ -46,6 +46,9 @@ class Sampled(Component):
         prefetch: how many batches threads draw ahead; needs `batch_size`.
         pin_memory: pin batches on the CPU.
         generator: the source of all random numbers; None for torch's global one.
+
+    Attributes:
+        readers: ensembles whose prefetched batches are dropped whenever those here are. They are not kept alive.
     """
 
     _transform: Compose
@@ -77,7 +80,7 @@ class Sampled(Component):
         """Set the attributes that copies, pickles and workers do not inherit."""
         self._stepping = Lock()  # from one batch to the `next()`
         self._iterating: float | None = None  # batches that `next()` may still return; None between its iterations
-        self._readers: tuple[weakref.ref[Sampled], ...] = ()
+        self.readers: weakref.WeakSet[Sampled] = weakref.WeakSet()
 
     # ------------------------------------------------------------------ to be defined
 
@@ -347,13 +350,8 @@ class Sampled(Component):
         """Drop all prefetched batches, here and in ensembles with this member."""
         if self._prefetch is not None:
             self._prefetch.drop()
-        for reference in self._readers:
-            if (reader := reference()) is not None:
-                reader.drop_prefetched()
-
-    def add_reader(self, reader: "Sampled") -> None:
-        """Drop the prefetched batches of an ensemble whenever those here are dropped. Does not keep it alive."""
-        self._readers = (*(reference for reference in self._readers if reference() is not None), weakref.ref(reader))
+        for reader in list(self.readers):
+            reader.drop_prefetched()
 
     # ------------------------------------------------------------------ iteration
 

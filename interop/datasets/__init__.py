@@ -12,6 +12,7 @@ from interop.datasets.merged import merged
 from interop.datasets.minari_data import MinariExperienceReplay
 from interop.datasets.openml import OpenMLExperienceReplay
 from interop.datasets.openx import OpenXExperienceReplay
+from interop.datasets.registry import load_dataset, register_dataset
 from interop.datasets.roboset import RobosetExperienceReplay
 from interop.datasets.rows import following, nested
 from interop.datasets.source import Part, Source
@@ -40,8 +41,10 @@ __all__ = [
     "VD4RLExperienceReplay",
     "fetch",
     "following",
+    "load_dataset",
     "merged",
     "nested",
+    "register_dataset",
     "to_hub_folder",
     "to_minari",
 ]

@@ -76,7 +76,7 @@ class Epoch:
         self._order: np.ndarray | None = None
         self._length, self._at = 0, _Cursor()
         self.ran_out = False  # whether the last committed take ended an epoch
-        renew_in_children(self)
+        renew_in_children(self.renew)
 
     @property
     def length(self) -> int:

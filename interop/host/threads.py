@@ -15,7 +15,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 _T = TypeVar("_T")
 
@@ -24,21 +24,13 @@ _SIGNALS = tuple(
 )
 
 
-class Renewed(Protocol):
-    def renew(self) -> None:
-        """Begin anew in a forked child."""
+_renewals: weakref.WeakKeyDictionary[object, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
-_renewed: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
-
-
-def renew_in_children(each: _T, renew: Callable[[_T], None] | None = None) -> None:
-    """Call `renew(each)`, by default `each.renew()`, in every child that is forked while `each` lives."""
-    _renewed[each] = _renew if renew is None else renew
-
-
-def _renew(each: Renewed) -> None:
-    each.renew()
+def renew_in_children(renew: Callable[[], None]) -> None:
+    """Call a method in every child that is forked while its object lives: one method for each object."""
+    method = cast(types.MethodType, renew)
+    _renewals[method.__self__] = method.__func__
 
 
 class HasMutex(Protocol):
@@ -70,7 +62,7 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     _in_parent()
-    for each, renew in list(_renewed.items()):
+    for each, renew in list(_renewals.items()):
         renew(each)
 
 
@@ -88,7 +80,7 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
     is_mine: Callable[[], bool] = vars(_thread.RLock)["_is_owned"]  # whether this thread holds it
 
     def __init__(self) -> None:
-        renew_in_children(self)
+        renew_in_children(self.renew)
 
     def renew(self) -> None:
         if self.acquire(blocking=False):  # free, or held by the thread that forked

@@ -50,10 +50,16 @@ class Trajectories:
         by_end = order[first + count - 1].argsort()
         first, count = first[by_end], count[by_end]
         stop = count.cumsum()
-        index, starts = cls(len(last)), np.zeros((len(last), 1), np.bool_)
+        starts = np.zeros(len(last), np.bool_)
         starts[stop - count] = True
-        index.written(starts)
-        index._rows = rows[order[np.arange(len(last)) + np.repeat(first + count - stop, count)]]
+        return cls.ordered(rows[order[np.arange(len(last)) + np.repeat(first + count - stop, count)]], starts)
+
+    @classmethod
+    def ordered(cls, rows: np.ndarray, starts: np.ndarray) -> "Trajectories":
+        """The index of rows in this order, int64 [n]; `starts`, bool [n], marks those that begin a trajectory. O(n)."""
+        index = cls(len(rows))
+        index.written(starts[:, None])
+        index._rows = rows
         return index
 
     @property

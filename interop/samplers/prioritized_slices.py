@@ -24,8 +24,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: as for `PrioritizedSampler`.
-        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values, truncated_key, compile,
-            only_named_keys: as for `SliceSampler`.
+        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values, truncated_key, init_key,
+            compile, only_named_keys: as for `SliceSampler`.
         strict_length: False also allows the first item of each trajectory, which then comes out whole where it is shorter.
         span: on the right as for `SliceSampler`, True for all but the last item; on the left nothing, with a warning.
     """
@@ -52,6 +52,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         trajectories: Tensor | None = None,
         cache_values: bool = False,
         truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = "is_init",
         strict_length: bool = True,
         compile: bool | dict[str, Any] = False,
         span: Any = False,
@@ -69,6 +70,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             trajectories=trajectories,
             cache_values=cache_values,
             truncated_key=truncated_key,
+            init_key=init_key,
             strict_length=strict_length,
             compile=compile,
             span=span,

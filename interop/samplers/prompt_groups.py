@@ -28,6 +28,9 @@ class PromptGroupSampler(DrawingSampler):
     int64, the number of draws of the group, with this one. The length of the buffer is the number of completions in groups
     that can be drawn. RuntimeError where a batch has more groups than can be drawn.
 
+    With `num_groups` or `samples_per_group` in the place of `group_size` it makes a `KeyGroupSampler`, as in torchrl: all
+    stored items with one prompt are a group.
+
     A write costs O(rows written), a draw O(batch). A draw after all rows were edited costs O(rows), and so does a write by a
     writer that does not go around the ring.
 

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -64,6 +64,9 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     _changes = 0  # calls of `parameters_changed`
     _library_draws: Draws | None = None  # of a class of the library; None where the class draws by its own methods
     _library_values: ItemValues = ItemValues()
+    # Classes that a call makes in the place of this one, and for which keyword arguments. Subclasses do not inherit them.
+    # Those that do not inherit from this class get the arguments without `replacement`.
+    made_instead: ClassVar[tuple[tuple[Callable[[Mapping[str, Any]], bool], type["Sampler"]], ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -82,6 +85,14 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        for is_asked_for, kind in vars(cls).get("made_instead", ()):
+            if not is_asked_for(kwargs):
+                continue
+            if issubclass(kind, cls):  # whose `__init__` Python calls
+                return kind.__new__(kind)
+            kwargs.pop("replacement", None)
+            made: Any = kind(*args, **kwargs)
+            return made
         if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
             raise TypeError(f"{cls.__name__} chooses no items: define draw(storage, batch_size, key) in it")
         if (args or kwargs) and cls.__init__ is object.__init__:  # to which they would be lost

@@ -16,6 +16,7 @@ from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.draws import host_share
+from interop.samplers.fragmented import FragmentedTrajectories
 from interop.samplers.shares import ShardContents
 from interop.samplers.slice_info import DrawnSlices, SliceInfo
 from interop.samplers.slice_law import SliceLaw
@@ -24,7 +25,7 @@ from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajec
 from interop.storages import Storage, TensorStorage
 from interop.storages.batches import read_batch
 
-Source = StoredTrajectories | GivenTrajectories
+Source = StoredTrajectories | FragmentedTrajectories | GivenTrajectories
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class SliceShape:
     pad_output: bool
     span: tuple[bool | int, bool | int]
     truncated_key: Any
+    init_key: Any = "is_init"
 
     def __post_init__(self) -> None:
         self.span = _pair(self.span)
@@ -93,7 +95,7 @@ class SliceDraws(SlotDraws):
     def __init__(self, source: Source, shape: SliceShape) -> None:
         self.source = source
         self.shape = shape
-        self._info = SliceInfo(shape.truncated_key)
+        self._info = SliceInfo(shape.truncated_key, shape.init_key)
         self._last: DrawnSlices | None = None
 
     @property
@@ -104,7 +106,7 @@ class SliceDraws(SlotDraws):
     @property
     def boundary_keys(self) -> BoundaryKeys | None:
         """The entries that mark trajectories; None where trajectories were given."""
-        return self.source.keys if isinstance(self.source, StoredTrajectories) else None
+        return None if isinstance(self.source, GivenTrajectories) else self.source.keys
 
     @property
     def trajectory_keys(self) -> TrajectoryKeys | None:
@@ -125,7 +127,7 @@ class SliceDraws(SlotDraws):
     def forget(self) -> None:
         """Drop the index of trajectories and all else that was computed for a storage."""
         self.source = self.source.anew()
-        self._info = SliceInfo(self.shape.truncated_key)
+        self._info = SliceInfo(self.shape.truncated_key, self.shape.init_key)
         self._last = None
 
     # ------------------------------------------------------------------ draws

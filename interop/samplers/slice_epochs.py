@@ -9,6 +9,7 @@ from torch import Tensor
 from interop.host.epochs import Epoch
 from interop.samplers.slice_epoch_draws import SliceEpochDraws
 from interop.samplers.slices import SliceSampler
+from interop.samplers.validation import refuse_replacement
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 from interop.storages import Storage
 
@@ -21,10 +22,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     number of these changes.
 
     Args:
-        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, truncated_key, strict_length, compile,
-            use_gpu, only_named_keys: as for `SliceSampler`; ends and trajectories need nothing else.
+        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, truncated_key, init_key, strict_length,
+            compile, use_gpu, only_named_keys: as for `SliceSampler`; ends and trajectories need nothing else.
         drop_last: leave out the last trajectories of an epoch where they are fewer than a batch has slices.
         shuffle: False draws trajectories in the order of the storage.
+        replacement: only False.
     """
 
     _library_draws: SliceEpochDraws
@@ -41,12 +43,15 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         ends: Tensor | None = None,
         trajectories: Tensor | None = None,
         truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = "is_init",
         strict_length: bool = True,
         shuffle: bool = True,
         compile: bool | dict[str, Any] = False,
         use_gpu: Any = False,
         only_named_keys: bool = False,
+        replacement: bool = False,
     ) -> None:
+        refuse_replacement(self, replacement)
         SliceSampler.__init__(
             self,
             num_slices=num_slices,
@@ -58,6 +63,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             trajectories=trajectories,
             cache_values=True,
             truncated_key=truncated_key,
+            init_key=init_key,
             strict_length=strict_length,
             compile=compile,
             use_gpu=use_gpu,
@@ -74,3 +80,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         yield from SliceSampler.__rich_repr__(self)
         yield from SamplerWithoutReplacement.__rich_repr__(self)
+
+
+SliceSampler.made_instead = ((lambda arguments: arguments.get("replacement") is False, SliceSamplerWithoutReplacement),)

@@ -15,7 +15,6 @@ from interop.host.trajectories import Trajectories
 from interop.storages import Storage, TensorStorage, columns
 
 _MASK = ("collector", "mask")
-_INIT = "is_init"
 
 
 class DrawnSlices(NamedTuple):
@@ -78,14 +77,15 @@ def _ends(size: int, length: int) -> np.ndarray:
 
 
 class SliceInfo:
-    """Builds the info of slices: flags "truncated", "done" and "terminated", the mask, `is_init` and weights."""
+    """Builds the info of slices: flags "truncated", "done" and "terminated", the mask, first steps and weights."""
 
-    def __init__(self, truncated_key: NestedKey | None) -> None:
+    def __init__(self, truncated_key: NestedKey | None, init_key: NestedKey | None = "is_init") -> None:
         self._truncated = truncated_key
         parent = as_path(truncated_key)[:-1]
         self._done, self._terminated = ((*parent, name) if parent else name for name in ("done", "terminated"))
         ends = [] if truncated_key is None else [self._done, self._terminated]
-        self._paths = [as_path(key) for key in (*ends, _INIT)]
+        self._init_key = init_key
+        self._paths = [as_path(key) for key in (*ends, *([] if init_key is None else [init_key]))]
 
     def of(self, storage: Storage, slices: DrawnSlices, runs: Runs | None = None) -> dict[Any, Any]:
         """Flags by key, bool [n, 1]; [n, ...] where items have several. `runs` reads the rows of the storage. O(slots)."""
@@ -106,9 +106,9 @@ class SliceInfo:
             )
         if slices.mask is not None:
             info[_MASK] = torch.from_numpy(slices.mask)
-        if (begun := columns[-1]) is not None:
+        if self._init_key is not None and (begun := columns[-1]) is not None:
             begun[slices.first()] = True
-            info[_INIT] = torch.from_numpy(begun)
+            info[self._init_key] = torch.from_numpy(begun)
         if slices.weights is not None:
             info["priority_weight"] = slices.weights
         return info
@@ -133,6 +133,6 @@ class SliceInfo:
         for at, flags in enumerate(stored_flags):
             if flags is not None and (flags.ndim != 2 or flags.dtype != np.bool_):
                 flags = flags.astype(np.bool_)
-                is_single = self._paths[at] != (_INIT,) and math.prod(flags.shape) == len(slots)
+                is_single = self._paths[at] != as_path(self._init_key) and math.prod(flags.shape) == len(slots)
                 stored_flags[at] = flags.reshape(-1, 1) if is_single else flags
         return stored_flags

@@ -12,6 +12,7 @@ from interop.data.keys import as_key, checked_key
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler
+from interop.samplers.fragmented import FragmentedTrajectories
 from interop.samplers.parameter import Parameter
 from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
@@ -34,6 +35,14 @@ class SliceSampler(DrawingSampler):
         traj_key: entry of numbers that is the same for all items of a trajectory. In a storage of one item dim the items of
             several trajectories may be interleaved, one of each at a time; the first draw after a write then takes
             O(stored items), which `ndim=2` avoids.
+        step_key, fragmented: with `fragmented=True` the ids and an entry with the number of each step, a whole number of
+            at least 0, say which items follow each other, wherever they are stored: as after merging buffers, or under a
+            writer that keeps no order. A missing step, or a marker of an end, divides a trajectory. RuntimeError at the draw
+            where a step of a trajectory is stored twice, and for several item dims. The first draw after a write takes
+            O(stored items * log). `traj_key` or a default key of ids must be stored.
+        init_key: the entry of first steps, true in the first step of each slice where it is stored; None leaves it as it
+            is.
+        replacement: `SliceSampler(replacement=False, drop_last=..., ...)` makes a `SliceSamplerWithoutReplacement`.
         only_named_keys: only the keys that are named here count.
         ends, trajectories: the same as tensors, for a storage of one item dim that is full and never written again; they
             need `cache_values`.
@@ -60,11 +69,14 @@ class SliceSampler(DrawingSampler):
     pad_output = Parameter[bool]("_library_draws.shape", "Whether they are filled up.")
     span = Parameter[tuple[bool | int, bool | int]]("_library_draws.shape", "How far slices pass their trajectory.")
     truncated_key = Parameter[Any]("_library_draws.shape", "The entry of the batch for the ends of slices.")
+    init_key = Parameter[Any]("_library_draws.shape", "The entry of the batch for the first steps of slices.")
     end_keys: list[Any] | None
     cache_values: bool
     compile: bool | dict[str, Any]
     use_gpu: Any
     only_named_keys: bool
+    fragmented: bool
+    step_key: Any
     _library_draws: SliceDraws
     _end_key: Any
     _traj_key: Any
@@ -77,17 +89,23 @@ class SliceSampler(DrawingSampler):
         end_key: NestedKey | None = None,
         end_keys: Sequence[Any] | None = None,
         traj_key: NestedKey | None = None,
+        step_key: NestedKey | None = "step_count",
+        fragmented: bool = False,
         ends: Tensor | None = None,
         trajectories: Tensor | None = None,
         cache_values: bool = False,
         truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = "is_init",
         strict_length: bool = True,
         pad_output: bool = False,
         compile: bool | dict[str, Any] = False,
         span: Any = False,
         use_gpu: Any = False,
         only_named_keys: bool = False,
+        replacement: bool = True,
     ) -> None:
+        if replacement is not True:
+            raise TypeError(f"replacement must be True or False, got {replacement!r}")
         if (num_slices is None) == (slice_len is None):
             raise TypeError(f"give one of num_slices and slice_len, got {num_slices} and {slice_len}")
         if end_key is not None and end_keys is not None:
@@ -106,17 +124,21 @@ class SliceSampler(DrawingSampler):
         self.compile = compile
         self.use_gpu = use_gpu
         self.only_named_keys = bool(only_named_keys)
+        self.fragmented = bool(fragmented)
+        self.step_key = checked_key("step_key", step_key)
+        if fragmented and (step_key is None or ends is not None or trajectories is not None):
+            raise ValueError("fragmented=True needs a step_key, and stored ids: neither ends nor trajectories")
         source = self._source_of(ends, trajectories)
-        shape = self._SHAPE(num_slices, slice_len, bool(strict_length), bool(pad_output), span, truncated_key)
+        flags = bool(strict_length), bool(pad_output)
+        shape = self._SHAPE(num_slices, slice_len, *flags, span, truncated_key, checked_key("init_key", init_key))
         self._library_draws = SliceDraws(source, shape)
 
     def _source_of(self, ends: Tensor | None, trajectories: Tensor | None) -> Source:
         """The index of the trajectories that were given, or of those that stored entries mark."""
         if ends is None and trajectories is None:
             named_ends = self.end_keys if self._end_key is None else [self._end_key]
-            return StoredTrajectories(
-                BoundaryKeys(TrajectoryKeys.chosen(self._traj_key, named_ends, self.only_named_keys))
-            )
+            keys = BoundaryKeys(TrajectoryKeys.chosen(self._traj_key, named_ends, self.only_named_keys))
+            return FragmentedTrajectories(keys, self.step_key) if self.fragmented else StoredTrajectories(keys)
         if not self.cache_values:
             raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
         if any(key is not None for key in (self._end_key, self.end_keys, self._traj_key)):
@@ -132,7 +154,7 @@ class SliceSampler(DrawingSampler):
                 "Could not get a tensordict out of the storage, which is required to know where trajectories end: use a "
                 f"LazyStackStorage or LazyTensorStorage, not a {type(storage).__name__}"
             )
-        if not writer.keeps_order:
+        if not writer.keeps_order and not self.fragmented:
             raise TypeError(
                 f"slices follow the order of writing, which a {type(writer).__name__} does not keep: write whole "
                 "trajectories as items, and draw items"

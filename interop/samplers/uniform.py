@@ -63,12 +63,17 @@ class UniformDraws(SlotDraws):
 
 
 class RandomSampler(DrawingSampler):
-    """Uniform draws with replacement over all stored items. O(batch)."""
+    """Uniform draws with replacement over all stored items. O(batch).
+
+    Args:
+        replacement: `RandomSampler(replacement=False, drop_last=..., shuffle=...)` makes a `SamplerWithoutReplacement`.
+    """
 
     _library_draws = UniformDraws()  # it has no state
 
-    def __init__(self) -> None:
-        """It has no arguments."""
+    def __init__(self, *, replacement: bool = True) -> None:
+        if replacement is not True:
+            raise TypeError(f"replacement must be True or False, got {replacement!r}")
 
 
 def place_of(storage: Storage) -> torch.device:

@@ -98,3 +98,11 @@ def one_for_each(slots: np.ndarray, values: np.ndarray) -> np.ndarray:
         )
     flat = values.reshape(-1)
     return flat if flat.size == slots.size else np.broadcast_to(flat, slots.shape)
+
+
+def refuse_replacement(sampler: object, replacement: bool) -> None:
+    """ValueError for `replacement=True`, TypeError for what is no bool: the sampler draws without replacement."""
+    if not isinstance(replacement, bool):
+        raise TypeError(f"replacement must be False, got {replacement!r}")
+    if replacement:
+        raise ValueError(f"a {type(sampler).__name__} draws without replacement, got replacement=True")

@@ -10,6 +10,8 @@ from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, integer
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.epoch_draws import EpochDraws
+from interop.samplers.uniform import RandomSampler
+from interop.samplers.validation import refuse_replacement
 
 
 class SamplerWithoutReplacement(DrawingSampler):
@@ -22,11 +24,13 @@ class SamplerWithoutReplacement(DrawingSampler):
     Args:
         drop_last: no batch is shorter than asked for.
         shuffle: False draws items in the order of their slots.
+        replacement: only False, so that `RandomSampler(replacement=False)` and this class take the same arguments.
     """
 
     _library_draws: EpochDraws
 
-    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+    def __init__(self, drop_last: bool = False, shuffle: bool = True, *, replacement: bool = False) -> None:
+        refuse_replacement(self, replacement)
         self._library_draws = EpochDraws(Epoch(shuffle, drop_last))
 
     @property
@@ -100,3 +104,6 @@ class SamplerWithoutReplacement(DrawingSampler):
         epoch = self._library_draws.epoch
         left = epoch.length if epoch.over else epoch.left
         yield "", f"{100 * left / max(epoch.length, 1):.4f}% left"
+
+
+RandomSampler.made_instead = ((lambda arguments: arguments.get("replacement") is False, SamplerWithoutReplacement),)

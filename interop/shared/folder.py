@@ -53,7 +53,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path, self._pid, self._handle = path, os.getpid(), -1
         self.is_here = self.is_open = True
-        renew_in_children(self)
+        renew_in_children(self.renew)
         self._holds_storage = False  # which this object made or opened
         self._made = [each for each in (path, *path.parents) if not each.exists()]
         try:

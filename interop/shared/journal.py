@@ -95,7 +95,7 @@ class Undo:
         self._measure()
         if not (0 <= self.commits < 2**62 and 0 <= self._head[ACTIVE] < 2**62):
             raise self._damaged()
-        renew_in_children(self)
+        renew_in_children(self.renew)
 
     @staticmethod
     def before_log(cells: int) -> int:

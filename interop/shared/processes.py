@@ -40,7 +40,7 @@ class OneProcess:
     def __init__(self, refusal: str, uses_jax: bool = False) -> None:
         self._refusal, self._uses_jax = refusal, uses_jax
         self.is_here = not uses_jax or may_use_jax()
-        renew_in_children(self)
+        renew_in_children(self.renew)
 
     def renew(self) -> None:
         self.is_here = False

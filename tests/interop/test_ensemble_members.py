@@ -282,7 +282,7 @@ def test_consuming_members_are_not_drawn_from_ahead():
     buffers = [member(sampler=ConsumingSampler()), member()]
     with all_refused(buffers, ValueError, "prefetch and consuming exclude"):
         ReplayBufferEnsemble(*buffers, batch_size=4, prefetch=2)
-    assert not buffers[0]._readers
+    assert not buffers[0].readers
     ensemble = ReplayBufferEnsemble(*buffers, sample_from_all=True)
     drawn = [ensemble.sample(6)["obs"][0, :, 0] for _ in range(2)]
     assert torch.cat(drawn).sort().values.tolist() == list(range(6))
