@@ -10,6 +10,7 @@ from interop.datasets.hub_folder import HubFolderExperienceReplay
 from interop.datasets.lerobot import LeRobotExperienceReplay
 from interop.datasets.merged import merged
 from interop.datasets.minari_data import MinariExperienceReplay
+from interop.datasets.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from interop.datasets.openml import OpenMLExperienceReplay
 from interop.datasets.openx import OpenXExperienceReplay
 from interop.datasets.roboset import RobosetExperienceReplay
@@ -31,6 +32,7 @@ __all__ = [
     "LeRobotExperienceReplay",
     "MinariExperienceReplay",
     "MissingDatasetError",
+    "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",
     "OpenXExperienceReplay",
     "Part",
@@ -42,6 +44,7 @@ __all__ = [
     "following",
     "merged",
     "nested",
+    "prefill_replay_buffer",
     "to_hub_folder",
     "to_minari",
 ]
