@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ class VideoClipRef(TensorClass["nocast"]):
         >>> rb.extend(TensorDict({"pixels": ref, "action": actions}, batch_size=[len(actions)]))
         >>> pixels = rb.sample(32)["pixels"].decode()  # [32, 3, H, W]
 
-    - sources: the paths of the files; one path for a single one.
+    - sources: the paths of the files, one or a tuple; kept as a text with a path a line, as storages of tensors keep it. Each
+      stored frame has this text: where there are many files, write a reference of each.
     - frame_index: int64 [*batch], the number of each frame in its file, from 0; by default all frames of the first file.
     - file_id: int64 [*batch], the place of its file in `sources`; by default 0.
     - stream: the number of the stream; by default the best video stream.
@@ -44,11 +45,11 @@ class VideoClipRef(TensorClass["nocast"]):
     out_dtype: Any = None
 
     def __post_init__(self) -> None:
-        sources = self.sources
-        if isinstance(sources, str | os.PathLike):
-            self.sources = sources = (os.fspath(sources),)
+        if isinstance(self.sources, tuple | os.PathLike):
+            paths = self.sources if isinstance(self.sources, tuple) else (self.sources,)
+            self.sources = _as_text(map(os.fspath, paths))
         if self.frame_index is None:
-            self.frame_index = torch.arange(CACHE.count(sources[0], self.stream))
+            self.frame_index = torch.arange(CACHE.count(self.sources.splitlines()[0], self.stream))
             self.batch_size = self.frame_index.shape
         elif not self.batch_size:
             self.batch_size = self.frame_index.shape
@@ -160,7 +161,7 @@ class VideoClipRef(TensorClass["nocast"]):
         dtype: torch.dtype | None,
     ) -> VideoClipRef:
         return cls(
-            sources=sources,
+            sources=_as_text(sources),
             frame_index=numbers.long(),
             file_id=files,
             stream=stream,
@@ -239,5 +240,15 @@ class VideoClipRef(TensorClass["nocast"]):
             for each, part in zip(sources, files, strict=True):
                 yield from self._paths(each, part)
         else:
+            paths = sources.splitlines()
             for file in files.reshape(-1).tolist():
-                yield sources[file]
+                yield paths[file]
+
+
+def _as_text(paths: Iterable[str]) -> str:
+    """The paths, one a line. ValueError for a path with a line break."""
+    paths = list(paths)
+    for path in paths:
+        if path.splitlines() != [path]:
+            raise ValueError(f"a path must have one line, got {path!r}")
+    return "\n".join(paths)
