@@ -41,6 +41,7 @@ from interop.storages import (
     ListStorage,
     Storage,
     StorageEnsemble,
+    StoreStorage,
     TensorStorage,
 )
 from interop.storages.checkpointers import (
@@ -110,6 +111,7 @@ __all__ = [
     "StorageCheckpointerBase",
     "StorageEnsemble",
     "StorageEnsembleCheckpointer",
+    "StoreStorage",
     "TED2Flat",
     "TED2Nested",
     "TEDError",

@@ -19,6 +19,8 @@ from interop.datasets.source import Part, Source
 from interop.datasets.to_hub_folder import to_hub_folder
 from interop.datasets.to_minari import to_minari
 from interop.datasets.vd4rl import VD4RLExperienceReplay
+from interop.datasets.video_clips import VideoClipRef
+from interop.datasets.video_decoders import clear_video_decoder_cache, set_video_decoder_cache_size
 
 __all__ = [
     "AtariDQNExperienceReplay",
@@ -40,11 +42,14 @@ __all__ = [
     "RobosetExperienceReplay",
     "Source",
     "VD4RLExperienceReplay",
+    "VideoClipRef",
+    "clear_video_decoder_cache",
     "fetch",
     "following",
     "merged",
     "nested",
     "prefill_replay_buffer",
+    "set_video_decoder_cache_size",
     "to_hub_folder",
     "to_minari",
 ]

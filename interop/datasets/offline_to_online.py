@@ -69,7 +69,9 @@ class OfflineToOnlineReplayBuffer:
                 "constructor of the dataset"
             )
         self._offline = _opened(offline_dataset, batch_size=self._batch_size, **dataset_kwargs)
-        storage = LazyTensorStorage(whole("online_capacity", online_capacity)) if online_storage is None else online_storage
+        storage = (
+            LazyTensorStorage(whole("online_capacity", online_capacity)) if online_storage is None else online_storage
+        )
         marks_samples = isinstance(self._offline, TensorDictReplayBuffer)
         self._online = (TensorDictReplayBuffer if marks_samples else ReplayBuffer)(storage=storage)
 

@@ -33,7 +33,9 @@ class VideoDecoder:
             if self._stream is None or self._stream.type != "video":
                 raise CorruptDatasetError(f"{path} has no video stream{'' if stream is None else f' {stream}'}")
             packets = [
-                (packet.pts, packet.is_keyframe) for packet in self._container.demux(self._stream) if packet.pts is not None
+                (packet.pts, packet.is_keyframe)
+                for packet in self._container.demux(self._stream)
+                if packet.pts is not None
             ]
         except FileNotFoundError:
             raise

@@ -30,7 +30,7 @@ _QWEN = (
     "{% elif message.role == 'assistant' %}{{ '<|im_start|>assistant\n' if message.content or not message.tool_calls "
     "else '<|im_start|>assistant' }}{% generation %}{{ message.content }}"
     "{% for call in message.tool_calls or [] %}{% set function = call.function or call %}"
-    "{{ '\n<tool_call>\n{\"name\": \"' + function.name + '\", \"arguments\": ' }}{{ function.arguments | tojson }}"
+    '{{ \'\n<tool_call>\n{"name": "\' + function.name + \'", "arguments": \' }}{{ function.arguments | tojson }}'
     "{{ '}\n</tool_call>' }}{% endfor %}{% endgeneration %}{{ '<|im_end|>\n' }}"
     "{% elif message.role != 'system' or not loop.first %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 
-
 from interop.data.arguments import class_of
 from interop.llm.chat_templates import Message, family_of, format_named, format_of_text
 from interop.specs import Composite, NonTensor
@@ -255,7 +254,9 @@ class History(TensorClass["nocast"]):
         name = chat_template_name or (family if family in ("qwen",) else None)
         name = name or format_of_text(chat_template or text) or family
         if name is None:
-            raise ValueError("the format of the text is not known: give chat_template_name, such as 'falcon', or a tokenizer")
+            raise ValueError(
+                "the format of the text is not known: give chat_template_name, such as 'falcon', or a tokenizer"
+            )
         eos, bos = (getattr(tokenizer, token, None) for token in ("eos_token", "bos_token"))
         found = list(format_named(name).read(text.removeprefix(bos or ""), eos or _EOS.get(name, "<|endoftext|>")))
         if not found:
@@ -290,7 +291,9 @@ def _names_in(messages: Sequence[Any]) -> list[str]:
         lacking = [name for name in ("role", "content") if name not in message]
         if unknown or lacking:
             raise KeyError(f"a message has {', '.join(_FIELDS)}; it has {sorted(message)}")
-    return [name for name in _FIELDS if name in ("role", "content", "is_complete") or any(name in each for each in messages)]
+    return [
+        name for name in _FIELDS if name in ("role", "content", "is_complete") or any(name in each for each in messages)
+    ]
 
 
 def _stacked(name: str, values: list[Any], size: torch.Size) -> NonTensorStack:

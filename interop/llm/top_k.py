@@ -116,7 +116,9 @@ class TopKRewardSelector(Transform):
         rewards = torch.cat([self._entry(item, self.rewards_key).reshape(-1) for item in dialog])
         reward = float(self.dialog_reward(rewards))
         if math.isnan(reward):
-            raise ValueError(f"{type(self).__name__}: a dialog of {len(rewards)} rewards has the reward NaN: it has no rank")
+            raise ValueError(
+                f"{type(self).__name__}: a dialog of {len(rewards)} rewards has the reward NaN: it has no rank"
+            )
         return reward
 
     def _entry(self, item: TensorDictBase, key: NestedKey) -> Tensor:
@@ -156,7 +158,9 @@ class TopKRewardSelector(Transform):
     def set_extra_state(self, state: Any) -> None:
         """Continue from a saved state. TypeError or ValueError for a wrong one."""
         if not isinstance(state, Mapping) or {*state} != {"dialogs", "unfinished"}:
-            raise TypeError(f"the state of a {type(self).__name__} has 'dialogs' and 'unfinished', got {class_of(state)}")
+            raise TypeError(
+                f"the state of a {type(self).__name__} has 'dialogs' and 'unfinished', got {class_of(state)}"
+            )
         groups: dict[_Prompt, tuple[_Dialog, ...]] = {}
         for saved in state["dialogs"]:
             dialog = tuple(opened(item, "an item that waits") for item in saved)

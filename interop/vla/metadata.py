@@ -101,7 +101,9 @@ class RobotDatasetMetadata(TensorClass["nocast"]):
 
         ValueError for other than a JSON object with a "dataset_id".
         """
-        text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else Path(source).read_text("utf-8")
+        text = (
+            source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else Path(source).read_text("utf-8")
+        )
         values = json.loads(text)
         if not isinstance(values, dict) or not isinstance(values.get("dataset_id"), str):
             raise ValueError(f"the JSON of metadata is an object with a text 'dataset_id', got {text[:80]!r}")

@@ -115,7 +115,9 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
             unnorm_key: the name of the dataset. KeyError with the names that are there.
         """
         if unnorm_key not in norm_stats:
-            raise KeyError(f"norm_stats has no dataset {unnorm_key!r}; it has {', '.join(map(repr, norm_stats)) or 'none'}")
+            raise KeyError(
+                f"norm_stats has no dataset {unnorm_key!r}; it has {', '.join(map(repr, norm_stats)) or 'none'}"
+            )
         actions = norm_stats[unnorm_key].get("action", {})
         if "q01" not in actions or "q99" not in actions:
             raise KeyError(f"norm_stats[{unnorm_key!r}]['action'] needs 'q01' and 'q99', it has {sorted(actions)}")

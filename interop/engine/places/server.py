@@ -43,10 +43,16 @@ class StoreRows(Rows):
     def put(self, slots: np.ndarray, leaves: Sequence[Tensor]) -> None:
         count = len(slots)
         columns = [leaf.detach().cpu().contiguous().reshape(count, -1).view(torch.uint8).numpy() for leaf in leaves]
-        items = np.concatenate([column.reshape(count, -1) for column in columns], axis=1) if columns else np.zeros((count, 0))
+        items = (
+            np.concatenate([column.reshape(count, -1) for column in columns], axis=1)
+            if columns
+            else np.zeros((count, 0))
+        )
         with self._client.pipeline(transaction=True) as commands:  # all of the rows change, or none
             for part in _chunks(count):
-                commands.mset({self._key(slot): item.tobytes() for slot, item in zip(slots[part], items[part], strict=True)})
+                commands.mset(
+                    {self._key(slot): item.tobytes() for slot, item in zip(slots[part], items[part], strict=True)}
+                )
             self._written[slots] = True  # before it is sent: a key that may be there is deleted at the end
             commands.execute()
 
@@ -55,7 +61,9 @@ class StoreRows(Rows):
         zeros = bytes(self._ends[-1]) if self._ends else b""
         values: list[bytes] = []
         for part in _chunks(len(places)):
-            for slot, value in zip(places[part], self._client.mget([self._key(each) for each in places[part]]), strict=True):
+            for slot, value in zip(
+                places[part], self._client.mget([self._key(each) for each in places[part]]), strict=True
+            ):
                 if value is None and self._written[slot]:
                     raise RuntimeError(
                         f"the server has lost the item of slot {slot}: its memory was flushed, or it evicts keys. Give it "
@@ -100,13 +108,17 @@ class Store(Place):
         try:
             self._client.ping()
         except self._redis.exceptions.ConnectionError as error:
-            raise ConnectionError(f"no server answers at {self.address}: {error}. Start one, or change host and port") from error
+            raise ConnectionError(
+                f"no server answers at {self.address}: {error}. Start one, or change host and port"
+            ) from error
         return StoreRows(leaves, lead, self._client, f"{self._prefix}:{uuid.uuid4().hex}")
 
     @property
     def address(self) -> str:
         """The server, for messages."""
-        where = self._options.get("unix_socket_path") or "{host}:{port}".format(**{"host": "?", "port": "?", **self._options})
+        where = self._options.get("unix_socket_path") or "{host}:{port}".format(
+            **{"host": "?", "port": "?", **self._options}
+        )
         return f"{self._backend} at {where}"
 
     def plan(
