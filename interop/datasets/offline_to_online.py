@@ -1,6 +1,6 @@
-"""Training that begins with a dataset and goes on with new data: batches of both in a fixed ratio, or one buffer with both."""
+"""Training that begins with a dataset and goes on with new data: batches of both in a ratio, or one buffer with both."""
 
-import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -93,7 +93,7 @@ class OfflineToOnlineReplayBuffer:
     def __len__(self) -> int:
         return len(self._offline) + len(self._online)
 
-    def extend(self, data: Any) -> Tensor:
+    def extend(self, data: object) -> Tensor:
         """Write new data. Returns its slots in the buffer of new data."""
         return self._online.extend(data)
 
@@ -173,14 +173,14 @@ def prefill_replay_buffer(
 def _opened(dataset: object, **arguments: object) -> ReplayBuffer:
     """The buffer, or the dataset that a text names."""
     if isinstance(dataset, str):
-        datasets = importlib.import_module("interop.datasets")  # which imports this file
-        dataset = datasets.load_dataset(dataset, **arguments)
+        load = vars(sys.modules[__name__.rpartition(".")[0]])["load_dataset"]  # of the package, which imports this file
+        dataset = load(dataset, **arguments)
     if not isinstance(dataset, ReplayBuffer):
         raise TypeError(f"a dataset is a ReplayBuffer or a text such as 'minari:NAME', got {class_of(dataset)}")
     return dataset
 
 
-def _joined(offline: Any, online: Any) -> Any:
+def _joined(offline: object, online: object) -> Any:
     """One batch of two. KeyError where they have different entries, TypeError for other than tensors and tensordicts."""
     if is_tensor_collection(offline) and is_tensor_collection(online):
         keys = [set(batch.keys(True, True)) for batch in (offline, online)]

@@ -14,7 +14,7 @@ from interop.data.arguments import whole
 from interop.datasets.video_decoders import CACHE
 
 
-class VideoClipRef(TensorClass["nocast"]):
+class VideoClipRef(TensorClass["nocast"]):  # type: ignore[name-defined]
     """Frames of video files by their numbers, without their pixels: an entry of items, whose batch dims are its own.
 
     Indexing, stacking and storing are those of a tensordict of two integers a frame. `decode` reads the pixels, uint8
@@ -25,8 +25,8 @@ class VideoClipRef(TensorClass["nocast"]):
         >>> rb.extend(TensorDict({"pixels": ref, "action": actions}, batch_size=[len(actions)]))
         >>> pixels = rb.sample(32)["pixels"].decode()  # [32, 3, H, W]
 
-    - sources: the paths of the files, one or a tuple; kept as a text with a path a line, as storages of tensors keep it. Each
-      stored frame has this text: where there are many files, write a reference of each.
+    - sources: the paths of the files, one or a tuple; kept as a text with a path a line, which all storages keep.
+      Each stored frame has this text: where there are many files, write a reference of each.
     - frame_index: int64 [*batch], the number of each frame in its file, from 0; by default all frames of the first file.
     - file_id: int64 [*batch], the place of its file in `sources`; by default 0.
     - stream: the number of the stream; by default the best video stream.
@@ -204,6 +204,7 @@ class VideoClipRef(TensorClass["nocast"]):
 
         ValueError for frames of different sizes, and for a reference without frames.
         """
+        assert self.frame_index is not None  # since __post_init__
         numbers = self.frame_index.reshape(-1).tolist()
         if not numbers:
             raise ValueError("a reference without frames has no pixels: the size of a frame is not known")
@@ -226,20 +227,21 @@ class VideoClipRef(TensorClass["nocast"]):
         """`decode()`."""
         return self.decode()
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         found = self._at(index)
         return found.decode() if self.auto_decode else found
 
-    def _at(self, index: Any) -> VideoClipRef:
+    def _at(self, index: object) -> VideoClipRef:
         """The reference at an index."""
-        return type(self)._from_tensordict(self._tensordict[index])
+        return type(self).from_tensordict(self._tensordict[index])
 
-    def _paths(self, sources: Any, files: Tensor) -> Iterator[str]:
+    def _paths(self, sources: object, files: Tensor | None) -> Iterator[str]:
         """The path of each frame. References of different files that were stacked have a list of their sources."""
         if isinstance(sources, list):
-            for each, part in zip(sources, files, strict=True):
+            for each, part in zip(sources, files if files is not None else (), strict=True):
                 yield from self._paths(each, part)
         else:
+            assert isinstance(sources, str) and files is not None
             paths = sources.splitlines()
             for file in files.reshape(-1).tolist():
                 yield paths[file]

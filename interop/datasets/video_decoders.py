@@ -130,7 +130,7 @@ class DecoderCache:
         with self._held():
             self._close_oldest(0)
 
-    def _held(self) -> threading.RLock:  # type: ignore[valid-type]
+    def _held(self) -> threading.RLock:
         if self._process != os.getpid():  # the files and the lock are those of the parent, whose position they share
             self._start()
         return self._lock

@@ -15,7 +15,7 @@ from interop.specs import Composite, NonTensor
 _FIELDS = ("role", "content", "is_complete", "tool_calls", "tool_responses")
 
 
-class ContentBase(TensorClass["nocast", "shadow"]):
+class ContentBase(TensorClass["nocast", "shadow"]):  # type: ignore[name-defined]
     """One part of the content of a message that is not text alone.
 
     - type: what it is: "text", "image", "audio", "video", "file" or "function_call".
@@ -40,7 +40,7 @@ class ContentBase(TensorClass["nocast", "shadow"]):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class History(TensorClass["nocast"]):
+class History(TensorClass["nocast"]):  # type: ignore[name-defined]
     """A dialog [messages], or a batch of dialogs [batch, messages], whose dialogs may be of different lengths.
 
     - role: who speaks, such as "system", "user", "assistant" and "tool".
@@ -97,14 +97,7 @@ class History(TensorClass["nocast"]):
         """The messages as lists of dicts: those of a dialog, or a list of dialogs. The inverse of `from_chats`."""
         if self.batch_dims > 1:
             return [each.to_chats() for each in self.unbind(0)]
-        return [each._message() for each in (self.unbind(0) if self.batch_dims else [self])]
-
-    def _message(self) -> Message:
-        values = {name: getattr(self, name) for name in _FIELDS}
-        kept = {name: value for name, value in values.items() if value is not None or name in ("role", "content")}
-        if kept["is_complete"]:
-            del kept["is_complete"]
-        return kept
+        return [_message(each) for each in (self.unbind(0) if self.batch_dims else [self])]
 
     def append(self, history: History, *, inplace: bool = True, dim: int = -1) -> History:
         """Add a message at the end of each dialog, the last dim. `history` has one dim less. Returns the longer history.
@@ -141,7 +134,7 @@ class History(TensorClass["nocast"]):
         made = type(self).from_chats(joined)
         if not inplace:
             return made
-        self.__dict__["_tensordict"] = made._tensordict
+        self.__dict__.update(made.__dict__)
         return self
 
     # ------------------------------------------------------------------ text and tokens
@@ -149,7 +142,7 @@ class History(TensorClass["nocast"]):
     def apply_chat_template(
         self,
         *,
-        tokenizer: Any,
+        tokenizer: object,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         chat_template_name: str | None = None,
@@ -160,7 +153,7 @@ class History(TensorClass["nocast"]):
         return_tensors: str | None = None,
         return_dict: bool | None = None,
         return_assistant_tokens_mask: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """The dialog as text, or as tokens; for a batch a list of these, or a lazy stack of tensordicts.
 
@@ -204,23 +197,10 @@ class History(TensorClass["nocast"]):
                 return_dict=True,
                 return_assistant_tokens_mask=return_assistant_tokens_mask,
             )
-        return self._applied(tokenizer, options, bool(return_dict))
-
-    def _applied(self, tokenizer: Any, options: dict[str, Any], as_dict: bool) -> Any:
-        if self.batch_dims > 1:
-            made = [each._applied(tokenizer, options, as_dict) for each in self.unbind(0)]
-            return lazy_stack(made) if isinstance(made[0], TensorDict | LazyStackedTensorDict) else made
-        messages = [{**message, "content": _plain(message["content"])} for message in self.to_chats()]
-        result = tokenizer.apply_chat_template(messages, **options)
-        if not options["tokenize"]:
-            return result
-        tokens = {name: torch.as_tensor(result[name]) for name in result}
-        if not as_dict:
-            return tokens["input_ids"]
-        return TensorDict({name: each.reshape(-1) for name, each in tokens.items()})
+        return _applied(self.to_chats(), tokenizer, options, bool(return_dict))
 
     @staticmethod
-    def _template(tokenizer: Any, template: str | None, name: str | None) -> str:
+    def _template(tokenizer: object, template: str | None, name: str | None) -> str:
         if template is not None:
             return template
         own = getattr(tokenizer, "chat_template", None)
@@ -234,7 +214,7 @@ class History(TensorClass["nocast"]):
         text: str | list[str],
         chat_template_name: str | None = None,
         chat_template: str | None = None,
-        tokenizer: Any = None,
+        tokenizer: object = None,
     ) -> History:
         """The messages of a text that a chat template has made; of several texts a batch.
 
@@ -255,7 +235,7 @@ class History(TensorClass["nocast"]):
         name = name or format_of_text(chat_template or text) or family
         if name is None:
             raise ValueError(
-                "the format of the text is not known: give chat_template_name, such as 'falcon', or a tokenizer"
+                "the format of the text is unknown: give chat_template_name, such as 'falcon', or a tokenizer"
             )
         eos, bos = (getattr(tokenizer, token, None) for token in ("eos_token", "bos_token"))
         found = list(format_named(name).read(text.removeprefix(bos or ""), eos or _EOS.get(name, "<|endoftext|>")))
@@ -278,7 +258,29 @@ class History(TensorClass["nocast"]):
 _EOS = {"deepseek": "<｜end▁of▁sentence｜>"}  # noqa: RUF001  # of the models, which write it so
 
 
-def _family(tokenizer: Any) -> str | None:
+def _message(single: History) -> Message:
+    """A history without dims as a message."""
+    values = {name: getattr(single, name) for name in _FIELDS}
+    kept = {name: value for name, value in values.items() if value is not None or name in ("role", "content")}
+    if kept["is_complete"]:
+        del kept["is_complete"]
+    return kept
+
+
+def _applied(chats: list[Any], tokenizer: object, options: dict[str, Any], as_dict: bool) -> Any:
+    """The text or the tokens of a dialog, or of each of several."""
+    if not isinstance(chats[0], dict):
+        made = [_applied(each, tokenizer, options, as_dict) for each in chats]
+        return lazy_stack(made) if isinstance(made[0], TensorDict | LazyStackedTensorDict) else made
+    messages = [{**message, "content": _plain(message["content"])} for message in chats]
+    result = tokenizer.apply_chat_template(messages, **options)  # type: ignore[attr-defined]
+    if not options["tokenize"]:
+        return result
+    tokens = {name: torch.as_tensor(result[name]) for name in result}
+    return TensorDict({name: each.reshape(-1) for name, each in tokens.items()}) if as_dict else tokens["input_ids"]
+
+
+def _family(tokenizer: object) -> str | None:
     return family_of(str(getattr(tokenizer, "name_or_path", "")))
 
 

@@ -72,7 +72,7 @@ class TopKRewardSelector(Transform):
         self._groups: dict[_Prompt, tuple[_Dialog, ...]] = {}
         self._unfinished: _Dialog = ()
 
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: object) -> Any:
         return tensordict
 
     def _inv_call(self, tensordict: Any) -> Any:
@@ -155,7 +155,7 @@ class TopKRewardSelector(Transform):
         dialogs = [[plain(item, "an item") for item in dialog] for group in self._groups.values() for dialog in group]
         return {"dialogs": dialogs, "unfinished": [plain(item, "an item") for item in self._unfinished]}
 
-    def set_extra_state(self, state: Any) -> None:
+    def set_extra_state(self, state: object) -> None:
         """Continue from a saved state. TypeError or ValueError for a wrong one."""
         if not isinstance(state, Mapping) or {*state} != {"dialogs", "unfinished"}:
             raise TypeError(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from interop.data.arguments import whole
-from interop.engine.places.store import Store
+from interop.engine.places.server import Store
 from interop.storages.tensors import TensorStorage
 
 

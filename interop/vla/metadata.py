@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from tensordict import TensorClass
@@ -20,7 +20,7 @@ GripperMode = Literal["continuous", "binary", "none", "unknown"]
 _STATISTICS = ("action_mean", "action_std", "action_low", "action_high")
 
 
-class RobotDatasetMetadata(TensorClass["nocast"]):
+class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[name-defined]
     """The metadata of a dataset of robots, as one object that tokenizers and specs are built of.
 
     - dataset_id, embodiment_id, license, source_url: names.
@@ -123,7 +123,7 @@ class RobotDatasetMetadata(TensorClass["nocast"]):
         return cls(**known, batch_size=[])
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
