@@ -66,7 +66,7 @@ class History(TensorClass["nocast"]):  # type: ignore[name-defined]
     def __post_init__(self) -> None:
         for name in _FIELDS:
             value = self._tensordict.get(name, None)
-            data = value.tolist() if isinstance(value, NonTensorData | NonTensorStack) else None
+            data = value.data if isinstance(value, NonTensorData) else None  # a stack has a value for each already
             if self.batch_size and isinstance(data, list):
                 self._tensordict.set(name, _stacked(name, data, self.batch_size))
 
