@@ -19,7 +19,7 @@ def test_a_decoded_action_is_at_most_half_a_bin_away(bins: int) -> None:
     tokenizer = UniformActionTokenizer(bins, low=low, high=high)
     actions = low + torch.rand(500, 4, 3) * (high - low)
     tokens = tokenizer.encode(actions)
-    assert tokens.shape == actions.shape and 0 <= tokens.min() and tokens.max() < tokenizer.vocab_size
+    assert tokens.shape == actions.shape and tokens.min() >= 0 and tokens.max() < tokenizer.vocab_size
     assert ((tokenizer.decode(tokens) - actions).abs() <= (high - low) / (2 * bins) + 1e-5).all()
     assert torch.equal(tokenizer.encode(tokenizer.decode(tokens)), tokens)
     far = torch.tensor([[float("inf")] * 3, [float("-inf")] * 3])
