@@ -29,9 +29,10 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "make_composite_from_td", "to_torchrl", "to_gymnasium",
     ),
     "llm": (
-        "AdaptiveKLController", "ConstantKLController", "LLMData", "LLMInput", "LLMOutput", "PairwiseDataset",
-        "PromptData", "PromptTensorDictTokenizer", "RewardData", "RolloutFromModel", "TensorDictTokenizer",
-        "TokenizedDatasetLoader", "create_infinite_iterator", "get_dataloader",
+        "AdaptiveKLController", "ConstantKLController", "ContentBase", "History", "LLMData", "LLMInput", "LLMOutput",
+        "PairwiseDataset", "PromptData", "PromptTensorDictTokenizer", "RewardData", "RolloutFromModel",
+        "TensorDictTokenizer", "TokenizedDatasetLoader", "TopKRewardSelector", "create_infinite_iterator",
+        "get_dataloader",
     ),
     "maps": (
         "BinaryToDecimal", "HashToInt", "MCTSForest", "QueryModule", "RandomProjectionHash", "SipHash",
@@ -45,7 +46,14 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "looking": ("Damage", "Inspection", "Report", "UnknownPathError", "inspect", "seal", "verify"),
     "opening": ("open",),
     "doctor": ("show_versions",),
-    "datasets": (),  # its names are used as `interop.datasets.X`
+    "datasets": (  # its other names are used as `interop.datasets.X`
+        "OfflineToOnlineReplayBuffer", "VideoClipRef", "clear_video_decoder_cache", "prefill_replay_buffer",
+        "set_video_decoder_cache_size",
+    ),
+    "vla": (  # its other names are used as `interop.vla.X`
+        "ActionTokenizerBase", "RobotDatasetMetadata", "UniformActionTokenizer", "VocabTailActionTokenizer",
+        "validate_vla_tensordict",
+    ),
     "view": (),
     "metrics": (),
 }  # fmt: skip
@@ -54,6 +62,7 @@ _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in na
 
 __all__ = [
     "DEFAULT_DONE_KEYS",
+    "ActionTokenizerBase",
     "CheckpointCorrupt",
     "CheckpointError",
     "CheckpointMismatch",
@@ -85,6 +94,7 @@ __all__ = [
     "MultiStep",
     "Nested2TED",
     "NestedStorageCheckpointer",
+    "OfflineToOnlineReplayBuffer",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -97,6 +107,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "Report",
+    "RobotDatasetMetadata",
     "RoundRobinWriter",
     "SampleUnit",
     "Sampler",
@@ -113,6 +124,7 @@ __all__ = [
     "StorageCheckpointerBase",
     "StorageEnsemble",
     "StorageEnsembleCheckpointer",
+    "StoreStorage",
     "StreamingSliceSampler",
     "TED2Flat",
     "TED2Nested",
@@ -126,11 +138,15 @@ __all__ = [
     "Trajectory",
     "TrajectoryPredicate",
     "Transition",
+    "UniformActionTokenizer",
     "UnknownPathError",
+    "VideoClipRef",
+    "VocabTailActionTokenizer",
     "Writer",
     "WriterEnsemble",
     "__version__",
     "check_ted",
+    "clear_video_decoder_cache",
     "convert_torchrl",
     "filter_trajectories",
     "find_start_stop_traj",
@@ -138,17 +154,27 @@ __all__ = [
     "inspect",
     "iter_trajectories",
     "open",
+    "prefill_replay_buffer",
     "seal",
+    "set_video_decoder_cache_size",
     "show_versions",
     "split_trajectories",
     "to_jax",
     "to_torch",
     "traj",
+    "validate_vla_tensordict",
     "verify",
 ]
 
 if TYPE_CHECKING:
-    from interop import datasets, doctor, doors, formats, llm, looking, maps, metrics, opening, remote, specs  # noqa: F401
+    from interop import datasets, doctor, doors, formats, llm, looking, maps, metrics, opening, remote, specs, vla  # noqa: F401
+    from interop.datasets import (
+        OfflineToOnlineReplayBuffer,
+        VideoClipRef,
+        clear_video_decoder_cache,
+        prefill_replay_buffer,
+        set_video_decoder_cache_size,
+    )
     from interop.doctor import show_versions
     from interop.doors import FunctionalReplayBuffer, from_fbuf
     from interop.formats import (
@@ -170,6 +196,13 @@ if TYPE_CHECKING:
         ShardLostError,
     )
     from interop.specs import *  # noqa: F403
+    from interop.vla import (
+        ActionTokenizerBase,
+        RobotDatasetMetadata,
+        UniformActionTokenizer,
+        VocabTailActionTokenizer,
+        validate_vla_tensordict,
+    )
 
     __all__ += specs.__all__
     __all__ += llm.__all__  # type: ignore[has-type]

@@ -47,6 +47,7 @@ from interop.storages import (
     ListStorage,
     Storage,
     StorageEnsemble,
+    StoreStorage,
     TensorStorage,
 )
 from interop.storages.checkpointers import (
@@ -116,6 +117,7 @@ __all__ = [
     "StorageCheckpointerBase",
     "StorageEnsemble",
     "StorageEnsembleCheckpointer",
+    "StoreStorage",
     "StreamingSliceSampler",
     "TED2Flat",
     "TED2Nested",

@@ -10,6 +10,7 @@ from interop.datasets.hub_folder import HubFolderExperienceReplay
 from interop.datasets.lerobot import LeRobotExperienceReplay
 from interop.datasets.merged import merged
 from interop.datasets.minari_data import MinariExperienceReplay
+from interop.datasets.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from interop.datasets.openml import OpenMLExperienceReplay
 from interop.datasets.openx import OpenXExperienceReplay
 from interop.datasets.registry import load_dataset, register_dataset
@@ -19,6 +20,8 @@ from interop.datasets.source import Part, Source
 from interop.datasets.to_hub_folder import to_hub_folder
 from interop.datasets.to_minari import to_minari
 from interop.datasets.vd4rl import VD4RLExperienceReplay
+from interop.datasets.video_clips import VideoClipRef
+from interop.datasets.video_decoders import clear_video_decoder_cache, set_video_decoder_cache_size
 
 __all__ = [
     "AtariDQNExperienceReplay",
@@ -32,6 +35,7 @@ __all__ = [
     "LeRobotExperienceReplay",
     "MinariExperienceReplay",
     "MissingDatasetError",
+    "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",
     "OpenXExperienceReplay",
     "Part",
@@ -39,12 +43,16 @@ __all__ = [
     "RobosetExperienceReplay",
     "Source",
     "VD4RLExperienceReplay",
+    "VideoClipRef",
+    "clear_video_decoder_cache",
     "fetch",
     "following",
     "load_dataset",
     "merged",
     "nested",
+    "prefill_replay_buffer",
     "register_dataset",
+    "set_video_decoder_cache_size",
     "to_hub_folder",
     "to_minari",
 ]

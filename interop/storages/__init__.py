@@ -8,6 +8,7 @@ from interop.storages.lazy_stack import LazyStackStorage
 from interop.storages.lists import ListStorage
 from interop.storages.memmap import LazyMemmapStorage
 from interop.storages.storage import Storage
+from interop.storages.store import StoreStorage
 from interop.storages.tensors import TensorStorage
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "ListStorage",
     "Storage",
     "StorageEnsemble",
+    "StoreStorage",
     "TensorStorage",
 ]

@@ -14,7 +14,7 @@ import interop
 from interop import LazyTensorStorage, ReplayBuffer, RewardData
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("specs", "looking", "maps", "llm", "remote", "doors", "formats", "datasets")
+FAMILIES = ("specs", "looking", "maps", "llm", "remote", "doors", "formats", "datasets", "vla")
 BUFFERS = """
 buffer = interop.TensorDictPrioritizedReplayBuffer(
     alpha=0.6, beta=0.4, storage=interop.LazyTensorStorage(10), batch_size=4, priority_key="td_error"
@@ -54,9 +54,9 @@ def test_a_family_is_loaded_by_its_names_or_items_and_by_nothing_else(tmp_path: 
         "plain.plan(interop.Unbounded(dtype=torch.int64))": {"specs"},
         "interop.maps": {"maps"},
         "from interop import RayReplayBuffer": {"remote"},
-        "from interop import *": {"llm", "looking"},
+        "from interop import *": {"datasets", "llm", "looking", "vla"},
         "interop.open": set(),
-        "interop.datasets.merged": {"datasets"},
+        "interop.datasets.merged": set(),
     }
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     buffer.extend(RewardData(torch.zeros(2, 3), torch.ones(2, 3), batch_size=[2]))
@@ -70,7 +70,7 @@ def test_a_family_is_loaded_by_its_names_or_items_and_by_nothing_else(tmp_path: 
 def test_the_names_of_a_family_are_those_of_its_module(family: str) -> None:
     module = import_module(f"interop.{family}")
     assert getattr(interop, family) is module
-    names = set() if family == "datasets" else set(module.__all__)
+    names = set() if family in ("datasets", "vla") else set(module.__all__)
     assert names <= set(interop.__all__)
     assert all(getattr(interop, name) is getattr(module, name) for name in names)
     assert {family, *names} <= set(dir(interop))
