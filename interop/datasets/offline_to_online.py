@@ -97,7 +97,7 @@ class OfflineToOnlineReplayBuffer:
         """Write new data. Returns its slots in the buffer of new data."""
         return self._online.extend(data)
 
-    def sample(self, batch_size: int | None = None) -> Any:
+    def sample(self, batch_size: int | None = None) -> TensorDictBase | Tensor:
         """A batch: first the items of the dataset, then new ones, `[batch_size]`.
 
         KeyError where the two have different entries; nothing else is checked.
@@ -180,7 +180,7 @@ def _opened(dataset: object, **arguments: object) -> ReplayBuffer:
     return dataset
 
 
-def _joined(offline: object, online: object) -> Any:
+def _joined(offline: object, online: object) -> TensorDictBase | Tensor:
     """One batch of two. KeyError where they have different entries, TypeError for other than tensors and tensordicts."""
     if is_tensor_collection(offline) and is_tensor_collection(online):
         keys = [set(batch.keys(True, True)) for batch in (offline, online)]

@@ -172,7 +172,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[name-defined]
         )
 
     @property
-    def source(self) -> Any:
+    def source(self) -> str | list[str]:
         """The path of the file; a list with one for each frame where they are of several files."""
         paths = list(self._paths(self.sources, self.file_id))
         return paths[0] if len(set(paths)) == 1 else paths
@@ -227,7 +227,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[name-defined]
         """`decode()`."""
         return self.decode()
 
-    def __getitem__(self, index: object) -> Any:
+    def __getitem__(self, index: object) -> VideoClipRef | Tensor:
         found = self._at(index)
         return found.decode() if self.auto_decode else found
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
+from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, TensorDictBase, lazy_stack
 
 from interop.data.arguments import class_of
 from interop.llm.chat_templates import Message, family_of, format_named, format_of_text
 from interop.specs import Composite, NonTensor
 
+Applied = str | torch.Tensor | TensorDictBase | list[Any]  # text or tokens, or of a batch
 _FIELDS = ("role", "content", "is_complete", "tool_calls", "tool_responses")
 
 
@@ -154,7 +155,7 @@ class History(TensorClass["nocast"]):  # type: ignore[name-defined]
         return_dict: bool | None = None,
         return_assistant_tokens_mask: bool = False,
         **kwargs: object,
-    ) -> Any:
+    ) -> Applied:
         """The dialog as text, or as tokens; for a batch a list of these, or a lazy stack of tensordicts.
 
         Args:
@@ -267,11 +268,11 @@ def _message(single: History) -> Message:
     return kept
 
 
-def _applied(chats: list[Any], tokenizer: object, options: dict[str, Any], as_dict: bool) -> Any:
+def _applied(chats: list[Any], tokenizer: object, options: dict[str, Any], as_dict: bool) -> Applied:
     """The text or the tokens of a dialog, or of each of several."""
     if not isinstance(chats[0], dict):
         made = [_applied(each, tokenizer, options, as_dict) for each in chats]
-        return lazy_stack(made) if isinstance(made[0], TensorDict | LazyStackedTensorDict) else made
+        return lazy_stack(made) if isinstance(made[0], TensorDictBase) else made
     messages = [{**message, "content": _plain(message["content"])} for message in chats]
     result = tokenizer.apply_chat_template(messages, **options)  # type: ignore[attr-defined]
     if not options["tokenize"]:
@@ -307,7 +308,7 @@ def _stacked(name: str, values: list[Any], size: torch.Size) -> NonTensorStack:
     return NonTensorStack(*(_stacked(name, list(value), size[1:]) for value in values))
 
 
-def _plain(content: Any) -> Any:
+def _plain(content: object) -> object:
     """The content as chat templates take it."""
     if isinstance(content, ContentBase):
         return [part.as_message_part() for part in (content.unbind(0) if content.batch_dims else [content])]

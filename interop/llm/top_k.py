@@ -72,10 +72,10 @@ class TopKRewardSelector(Transform):
         self._groups: dict[_Prompt, tuple[_Dialog, ...]] = {}
         self._unfinished: _Dialog = ()
 
-    def forward(self, tensordict: object) -> Any:
+    def forward(self, tensordict: object) -> object:
         return tensordict
 
-    def _inv_call(self, tensordict: Any) -> Any:
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
         expect_tensordict(type(self).__name__, tensordict)
         groups, unfinished = dict(self._groups), self._unfinished
         chosen: list[TensorDictBase] = []
@@ -141,10 +141,10 @@ class TopKRewardSelector(Transform):
 
     # ------------------------------------------------------------------ state
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> tuple[dict[_Prompt, tuple[_Dialog, ...]], _Dialog]:
         return self._groups, self._unfinished
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: tuple[dict[_Prompt, tuple[_Dialog, ...]], _Dialog]) -> None:
         self._groups, self._unfinished = snapshot
 
     def forget(self) -> None:

@@ -42,7 +42,7 @@ class StoreStorage(TensorStorage):
         port: int = 6379,
         db: int = 0,
         compilable: bool = False,
-        **store_kwargs: Any,
+        **store_kwargs: object,
     ) -> None:
         prefix = store_kwargs.pop("prefix", "fbuf")
         client = store_kwargs.pop("client", None)

@@ -4,7 +4,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,13 @@ from interop.data.layout import Layout, LeafSpec
 from interop.engine import plans
 from interop.engine.places.place import Place
 from interop.host.stored_rows import Rows
+
+
+class Client(Protocol):
+    """What a client of the package `redis` has."""
+
+    def delete(self, *names: str) -> object: ...
+
 
 _CHUNK = 1024  # items of one command, so that none blocks the server for long
 
@@ -30,9 +37,9 @@ class StoreRows(Rows):
         name: what all keys begin with.
     """
 
-    def __init__(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...], client: Any, name: str) -> None:
+    def __init__(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...], client: Client, name: str) -> None:
         super().__init__(leaves, lead)
-        self._client = client
+        self._client: Any = client
         self._name = name
         self._written = np.zeros(int(np.prod(lead)), bool)  # the slots that have a key
         sizes = [spec.dtype.itemsize * int(np.prod(spec.shape)) for spec in self.specs]
@@ -94,12 +101,12 @@ class Store(Place):
         options: the arguments of `redis.Redis`.
     """
 
-    def __init__(self, backend: str, prefix: str, client: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, backend: str, prefix: str, client: object, options: Mapping[str, Any]) -> None:
         super().__init__("cpu")
         self._backend = backend
         self._prefix = prefix
         self._options = dict(options)
-        self._client = client
+        self._client: Any = client
         self._redis = required("redis", "store")
 
     def zeros(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
@@ -140,7 +147,7 @@ def _chunks(count: int) -> Iterator[slice]:
         yield slice(start, start + _CHUNK)
 
 
-def _delete(process: int, client: Any, name: str, written: np.ndarray) -> None:
+def _delete(process: int, client: Client, name: str, written: np.ndarray) -> None:
     """Delete the keys, unless this is a forked child of the process that wrote them. A server that is gone has none."""
     slots = np.flatnonzero(written) if process == os.getpid() else written[:0]
     redis = required("redis", "store")
