@@ -1,7 +1,5 @@
 """Items in the memory of a key-value server, such as Redis."""
 
-from typing import Any
-
 from interop.data.arguments import whole
 from interop.engine.places.server import Store
 from interop.storages.tensors import TensorStorage
