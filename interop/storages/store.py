@@ -1,7 +1,5 @@
 """Items in the memory of a key-value server, such as Redis."""
 
-from typing import Any
-
 from interop.data.arguments import whole
 from interop.engine.places.server import Store
 from interop.storages.tensors import TensorStorage
@@ -44,7 +42,7 @@ class StoreStorage(TensorStorage):
         compilable: bool = False,
         **store_kwargs: object,
     ) -> None:
-        prefix = store_kwargs.pop("prefix", "fbuf")
+        prefix = str(store_kwargs.pop("prefix", "fbuf"))
         client = store_kwargs.pop("client", None)
         port, db = whole("port", port), whole("db", db, least=0)
         options = {} if client is not None else {"host": host, "port": port, "db": db, **store_kwargs}
