@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
@@ -182,7 +182,7 @@ def _opened(dataset: object, **arguments: object) -> ReplayBuffer:
 
 def _joined(offline: object, online: object) -> TensorDictBase | Tensor:
     """One batch of two. KeyError where they have different entries, TypeError for other than tensors and tensordicts."""
-    if is_tensor_collection(offline) and is_tensor_collection(online):
+    if isinstance(offline, TensorDictBase) and isinstance(online, TensorDictBase):
         keys = [set(batch.keys(True, True)) for batch in (offline, online)]
         if keys[0] != keys[1]:
             only = [", ".join(sorted(map(repr, one - other))) or "none" for one, other in (keys, keys[::-1])]

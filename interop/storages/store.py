@@ -42,7 +42,7 @@ class StoreStorage(TensorStorage):
         compilable: bool = False,
         **store_kwargs: object,
     ) -> None:
-        prefix = store_kwargs.pop("prefix", "fbuf")
+        prefix = str(store_kwargs.pop("prefix", "fbuf"))
         client = store_kwargs.pop("client", None)
         port, db = whole("port", port), whole("db", db, least=0)
         options = {} if client is not None else {"host": host, "port": port, "db": db, **store_kwargs}
