@@ -1,6 +1,7 @@
 """Folders that are complete or absent: made beside their place, and put there by one rename."""
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from fbuf.checkpoint.writing import flush
 RECORD = "made_from.json"  # the last file that is written to a folder
 DOWNLOADS, PROGRESS = "downloads", "progress"  # folders of the scratch folder that stay after an error or a kill
 _REPLACED = "replaced"  # the old folder, between the two renames of a replacement
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 _log = logging.getLogger("interop")
 T = TypeVar("T")
@@ -71,9 +73,10 @@ def publish(
                 (data / RECORD).write_text(json.dumps(record))
             for each in [*data.rglob("*"), data]:
                 flush(each)
-            if replaces:
-                folder.rename(scratch / _REPLACED)
-            data.rename(folder)
+            if not (replaces and _exchanged(data, folder)):
+                if replaces:
+                    folder.rename(scratch / _REPLACED)
+                data.rename(folder)
             flush(folder.parent)
             _clear(scratch)
         except BaseException:
@@ -81,6 +84,15 @@ def publish(
             _clear(scratch, DOWNLOADS, PROGRESS)
             raise
     return record
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders by one rename, so that a kill leaves one of them at each path. False where it cannot be done."""
+    try:
+        exchange = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # not Linux, or an old libc
+        return False
+    return exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
 
 
 def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
