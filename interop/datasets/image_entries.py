@@ -2,16 +2,23 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from tensordict.utils import NestedKey
 
+from interop.data.arguments import required
 from interop.data.keys import as_path
 from interop.data.trajectory_keys import KeyPath
+from interop.datasets.images import encoded
 from interop.datasets.stored_episodes import Kind, shown_kind
 
-_CHANNELS = (1, 3, 4)
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CHANNELS = ((1, 3), (4,))  # the usual numbers first
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,8 @@ class ImageEntry:
         if dtype is torch.uint8 and len(shape) == 2 and 0 not in shape:
             return ImageEntry(path, *shape, 1, None)
         if dtype is torch.uint8 and len(shape) == 3 and 0 not in shape:
-            for channels_at in (0, 2):
-                if shape[channels_at] in _CHANNELS:
+            for channels, channels_at in product(_CHANNELS, (0, 2)):
+                if shape[channels_at] in channels:
                     height, width = (size for dim, size in enumerate(shape) if dim != channels_at)
                     return ImageEntry(path, height, width, shape[channels_at], channels_at)
         raise TypeError(
@@ -60,3 +67,10 @@ def image_paths(image_keys: Collection[NestedKey], stored: Collection[KeyPath]) 
             there = ", ".join(map(repr, stored))
             raise KeyError(f"{key!r} of image_keys is no stored entry of tensors; there are {there}")
     return paths
+
+
+def image_column(images: np.ndarray) -> "pa.Array":
+    """Images [n, H, W, C] as the library `datasets` stores them: the bytes of PNG files, and no path."""
+    pa = required("pyarrow", "datasets")
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.array([{"bytes": encoded(image), "path": None} for image in images], kind)

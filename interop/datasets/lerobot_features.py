@@ -12,15 +12,20 @@ from interop.data.arguments import required
 from interop.data.keys import as_path
 from interop.data.trajectory_keys import KeyPath
 from interop.datasets.export_formats import FileFormat, refuse_names
-from interop.datasets.image_entries import ImageEntry, image_paths
-from interop.datasets.images import encoded
+from interop.datasets.image_entries import ImageEntry, image_column, image_paths
 from interop.datasets.stored_episodes import Kind, StoredEpisodes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 LEROBOT = FileFormat("LeRobot")
-NUMBERING = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
+NUMBERING = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
 """The features that every dataset has, by name: the time of a row in seconds, and numbers that start from 0."""
 TASK: KeyPath = ("task",)
 _FLAGS = ("done", "terminated", "truncated")
@@ -30,7 +35,7 @@ _MOST_DIMS = 5  # of the arrays of upstream
 
 @dataclass(frozen=True)
 class WrittenFeature:
-    """A feature, and the entry that it is made of. `kind` is upstream's `dtype`; `image` is the entry of an image or video."""
+    """A feature, and the entry that it is made of. `kind` is upstream's `dtype`; `image` is that of images and videos."""
 
     name: str
     path: KeyPath
@@ -75,13 +80,6 @@ class WrittenFeature:
         return flat
 
 
-def image_column(images: np.ndarray) -> "pa.Array":
-    """Images [n, H, W, C] as the library `datasets` stores them: the bytes of PNG files, and no path."""
-    pa = required("pyarrow", "datasets")
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    return pa.array([{"bytes": encoded(image), "path": None} for image in images], kind)
-
-
 def described_features(features: Sequence[WrittenFeature]) -> dict[str, dict[str, Any]]:
     """All features as `meta/info.json` has them, with those that number the rows."""
     numbering = {name: {"dtype": kind, "shape": [1], "names": None} for name, kind in NUMBERING.items()}
@@ -120,7 +118,9 @@ def features_to_write(
     return features, has_tasks
 
 
-def _is_derived(path: KeyPath, kinds: Mapping[KeyPath, Kind], stored: StoredEpisodes, *, next_observations: bool) -> bool:
+def _is_derived(
+    path: KeyPath, kinds: Mapping[KeyPath, Kind], stored: StoredEpisodes, *, next_observations: bool
+) -> bool:
     """Whether a reader derives the entry, or the files have it as the number of an episode or a row."""
     if len(path) == 1:
         if path[0] in NUMBERING or (path[0] == "episode" and path in stored.marked_by):
@@ -158,7 +158,9 @@ def _check_names(features: Sequence[WrittenFeature]) -> None:
         if not isinstance(feature.name, str) or not feature.name or "/" in feature.name:
             raise ValueError(f"{feature.path}: the name of a feature is text without a slash, got {feature.name!r}")
         if feature.name in NUMBERING or feature.name == "task":
-            raise ValueError(f"{feature.path} cannot be named {feature.name!r}, which numbers the rows: rename it by names=")
+            raise ValueError(
+                f"{feature.path} cannot be named {feature.name!r}, which numbers the rows: rename it by names="
+            )
         if feature.name in by_name:
             raise ValueError(f"{by_name[feature.name]} and {feature.path} are both named {feature.name!r}: rename one")
         by_name[feature.name] = feature.path

@@ -74,7 +74,9 @@ class Tables:
         """Append a table as a row group, to the file of the last `begin`."""
         if self._writer is None:
             path = self._numbered.path(self.at)
-            self._writer = required("pyarrow.parquet", "datasets").ParquetWriter(path, table.schema, compression="snappy")
+            self._writer = required("pyarrow.parquet", "datasets").ParquetWriter(
+                path, table.schema, compression="snappy"
+            )
         self._writer.write_table(table)
         self._size += table.nbytes
 

@@ -47,13 +47,17 @@ def existing(folder: Path) -> Existing:
         raise DatasetError(f"{folder} is no LeRobot dataset, it has no meta/info.json: write to another folder")
     info = info_of(folder)
     if info.is_v2:
-        raise DatasetError(f"{folder} is a dataset of {info.version}, which does not grow: convert it by lerobot to v3.0")
+        raise DatasetError(
+            f"{folder} is a dataset of {info.version}, which does not grow: convert it by lerobot to v3.0"
+        )
     tasks = tasks_of(folder, info)
     if sorted(tasks) != [*range(len(tasks))]:
         raise DatasetError(f"{folder}/meta/tasks.parquet does not number the tasks from 0: it has {sorted(tasks)[:8]}")
     path = folder / "meta/stats.json"
     if not path.exists():
-        raise DatasetError(f"{path} is missing, to which the statistics of new episodes are added: let lerobot compute it")
+        raise DatasetError(
+            f"{path} is missing, to which the statistics of new episodes are added: let lerobot compute it"
+        )
     numbers, schema, last_files = _episodes(folder)
     if not np.array_equal(np.sort(numbers), np.arange(len(numbers))) or info.total_episodes != len(numbers):
         raise DatasetError(
@@ -110,7 +114,7 @@ def check_alike(there: Existing, features: Sequence[WrittenFeature], fps: int, w
     stored = there.info["features"]
     had = {name: (each["dtype"], tuple(each["shape"])) for name, each in stored.items() if name not in NUMBERING}
     new = {feature.name: (feature.kind, feature.shape) for feature in features}
-    for name in had.keys() | new.keys():
+    for name in {**had, **new}:
         if had.get(name) != new.get(name):
             here, came = (_shown(each.get(name)) for each in (had, new))
             raise ValueError(

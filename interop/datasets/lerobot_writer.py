@@ -237,4 +237,6 @@ def _write_tasks(path: Path, tasks: Sequence[str]) -> None:
         "pandas_version": "2.2.0",
     }
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
-    required("pyarrow.parquet", "datasets").write_table(table.replace_schema_metadata({"pandas": json.dumps(frame)}), path)
+    required("pyarrow.parquet", "datasets").write_table(
+        table.replace_schema_metadata({"pandas": json.dumps(frame)}), path
+    )

@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,11 @@ def _write(
     for start in range(0, stored.rows, step):
         stop = min(start + step, stored.rows)
         found: dict[KeyPath, Any] = dict(entries_below(stored.read(start, stop)))
-        values = {each.name: LEROBOT.values(found[each.path], each.path) for each in features}
-        tasks = [task] * (stop - start) if task is not None else LEROBOT.values(found[TASK], TASK)
+        values: dict[str, Any] = {each.name: LEROBOT.values(found[each.path], each.path) for each in features}
+        tasks: Any = [task] * (stop - start) if task is not None else LEROBOT.values(found[TASK], TASK)
         numbers = stored.number(start, stop)
         bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), stop - start]
-        for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        for first, last in pairwise(bounds):
             length = int(lengths[numbers[first]])
             if not done:
                 writer.begin(length)

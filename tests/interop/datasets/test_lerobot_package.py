@@ -34,7 +34,9 @@ def test_items_are_the_rows(how, tmp_path):
         assert torch.equal(item["next.done"].reshape(1), rows["next", "done"][at])
         image = rows["observation", "images", "top"][at] / 255
         exact = how.get("use_videos", True) is False
-        assert (item["observation.images.top"] - image).abs().max() <= (0 if exact else 0.05 if "crf" not in how else 0.025)
+        assert (item["observation.images.top"] - image).abs().max() <= (
+            0 if exact else 0.05 if "crf" not in how else 0.025
+        )
     chosen = opened(folder, episodes=[1, 3])
     assert len(chosen) == 12 and chosen[0]["episode_index"] == 1
 
@@ -84,7 +86,9 @@ def test_a_dataset_of_the_package_grows(tmp_path):
     assert (data.num_episodes, data.num_frames, data.meta.total_tasks) == (4, 23, 3)
     for at in (0, 4, 5, 12, 13, 22):
         item = data[at]
-        assert item["task"] == rows["task"][at] and torch.equal(item["observation.state"], rows["observation", "state"][at])
+        assert item["task"] == rows["task"][at] and torch.equal(
+            item["observation.state"], rows["observation", "state"][at]
+        )
     found = loaded(tmp_path / "data")
     check(found, rows.exclude("done", "terminated", "truncated"))
 
