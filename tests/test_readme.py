@@ -13,7 +13,7 @@ PAGES = {
     "docs/extending.md": 11,
     "docs/engine.md": 5,
     "docs/from_torchrl.md": 3,
-    "docs/datasets.md": 3,
+    "docs/datasets.md": 4,
     "docs/gpu.md": 1,
     "docs/looking.md": 12,
     "docs/logging.md": 3,
