@@ -119,7 +119,7 @@ class RaggedBytes:
     offsets: np.ndarray
 
 
-def _as_bytes(value: Any) -> Any:
+def _as_bytes(value: Any) -> tuple[np.ndarray, torch.dtype, torch.Size] | list[Any] | RaggedBytes:
     if not isinstance(value, Tensor):
         return value.tolist()
     if value.is_nested:

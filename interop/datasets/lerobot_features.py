@@ -63,13 +63,13 @@ class WrittenFeature:
             return {"feature": value, "length": self.shape[0], "_type": "Sequence"}
         return {"shape": [*self.shape], "dtype": self.kind, "_type": f"Array{len(self.shape)}D"}
 
-    def column(self, values: Any) -> "pa.Array":
+    def column(self, values: "np.ndarray | list[str]") -> "pa.Array":
         """Values of rows as a column: numbers, text, lists of lists, or PNG images."""
         pa = required("pyarrow", "datasets")
-        if self.image is not None:
-            return image_column(self.image.pixels(values))
         if isinstance(values, list):
             return pa.array(values, pa.string())
+        if self.image is not None:
+            return image_column(self.image.pixels(values))
         flat = pa.array(values.reshape(-1))
         if self.shape == (1,):
             return flat

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from interop.data.arguments import required
 from interop.datasets.video import VideoWriter
 
@@ -119,7 +121,7 @@ class Videos:
             self._writer = VideoWriter(self._numbered.path(self._at), *self._how)
         self._start = self._writer.frames
 
-    def append(self, frames: Any) -> None:
+    def append(self, frames: np.ndarray) -> None:
         """Append frames [n, H, W, 3] to the episode."""
         assert self._writer is not None, "begin() comes first"
         self._writer.append(frames)

@@ -192,7 +192,7 @@ def _library_feature(kind: "pa.DataType") -> dict[str, Any]:
     return {"dtype": names.get(str(kind), str(kind)), "_type": "Value"}
 
 
-def _kind_of(values: Any) -> str:
+def _kind_of(values: object) -> str:
     """The dtype and shape of a column, for the card."""
     if isinstance(values, list):
         return f"{'bytes' if isinstance(values[0], bytes) else 'text'} | one value"
