@@ -134,7 +134,7 @@ def to_lerobot(
                     writer.discard()
                 raise
 
-        publish(folder, None, make, when="always" if append else "missing", replaces_foreign=append)
+        publish(folder, None, make, when="always" if append else "missing", replaces_foreign=append, exchanges=True)
     return folder
 
 

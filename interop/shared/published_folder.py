@@ -26,7 +26,7 @@ T = TypeVar("T")
 def publish(
     folder: Path, made_from: Mapping[str, Any] | None, make: Callable[[Path], Mapping[str, Any] | None], *,
     when: Literal["missing", "differs", "always"] = "missing", replaces_foreign: bool = False,
-    states: Collection[str] = (),
+    states: Collection[str] = (), exchanges: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, the result of `make`, and
     the sizes of its "files".
@@ -43,6 +43,9 @@ def publish(
         replaces_foreign: replace a folder without a record.
         states: keys of `made_from` with states of the files that the folder was made from. A folder that differs in these
             alone is stale, and is replaced.
+        exchanges: replace a folder by one rename that exchanges it with the new one, where the system has it, so that
+            other programs find a folder at every moment. Otherwise there are two renames, and the next call puts the old
+            folder back after a kill between them.
 
     Raises:
         FileExistsError: something else is there, which stays.
@@ -73,7 +76,7 @@ def publish(
                 (data / RECORD).write_text(json.dumps(record))
             for each in [*data.rglob("*"), data]:
                 flush(each)
-            if not (replaces and _exchanged(data, folder)):
+            if not (replaces and exchanges and _exchanged(data, folder)):
                 if replaces:
                     folder.rename(scratch / _REPLACED)
                 data.rename(folder)
