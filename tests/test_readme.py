@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": 11,
     "docs/do/both_libraries.md": 3,
-    "docs/do/datasets.md": 3,
+    "docs/do/datasets.md": 4,
     "docs/do/episodes.md": 5,
     "docs/do/extending.md": 11,
     "docs/do/formats.md": 4,

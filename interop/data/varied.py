@@ -185,4 +185,7 @@ def _rows(data: Any, lead: int) -> list[memoryview]:
 
 
 def _bytes(rows: Tensor) -> memoryview:
-    return rows.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = rows.resolve_conj().contiguous().reshape(-1)
+    if not flat.numel():  # it may have the stride 0, of which torch makes no view
+        return memoryview(b"")
+    return flat.view(torch.uint8).numpy().data

@@ -18,6 +18,7 @@ from interop.datasets.roboset import RobosetExperienceReplay
 from interop.datasets.rows import following, nested
 from interop.datasets.source import Part, Source
 from interop.datasets.to_hub_folder import to_hub_folder
+from interop.datasets.to_lerobot import to_lerobot
 from interop.datasets.to_minari import to_minari
 from interop.datasets.vd4rl import VD4RLExperienceReplay
 from interop.datasets.video_clips import VideoClipRef
@@ -54,5 +55,6 @@ __all__ = [
     "register_dataset",
     "set_video_decoder_cache_size",
     "to_hub_folder",
+    "to_lerobot",
     "to_minari",
 ]

@@ -80,25 +80,54 @@ def leaf_paths(kind: "pa.DataType") -> Iterator[tuple[str, ...]]:
         yield ()
 
 
+def may_vary(kind: "pa.DataType") -> bool:
+    """Whether rows of an Arrow type are lists, each of its own length, of elements that can be arrays."""
+    if isinstance(kind, required("pyarrow", "datasets").BaseExtensionType):
+        return False
+    return _is_list(kind) and not hasattr(kind, "list_size") and unsupported(kind) is None
+
+
+def ragged_values(column: "pa.Array", where: str, feature: Feature = None) -> tuple[np.ndarray, np.ndarray]:
+    """The elements of lists of any length as one array [n, ...], and the offsets [rows + 1] where each row starts.
+
+    CorruptDatasetError, prefixed by `where`, for missing values, and elements that are no arrays of one shape.
+    """
+    with faults(where):
+        _refuse_missing(column, where)
+        flat = values(column.flatten(), where, feature=element_of(feature))
+        if not isinstance(flat, np.ndarray):
+            raise CorruptDatasetError(f"{where} is {column.type}, whose lists have different lengths")
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        return flat, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
 def values(
     column: "pa.ChunkedArray | pa.Array",
     where: str,
     metadata: Mapping[bytes, bytes] | None = None,
     feature: Feature = None,
+    *,
+    missing_text: bool = False,
 ) -> Any:
     """Convert a `pyarrow.Array` to an array [rows, ...], a list of text or bytes, or a mapping of these.
 
     Lists of equal length become dims of the array, also where they hold structs. Dictionaries are decoded. Minari records
     further dims in the metadata of a field. Where `feature` says that a column has images, they are decoded to
-    [rows, channels, height, width]. CorruptDatasetError, prefixed by `where`, for missing values, lists of different
-    lengths, and other types.
+    [rows, channels, height, width]. With `missing_text`, missing text and bytes become None.
+
+    CorruptDatasetError, prefixed by `where`, for missing values, lists of different lengths, and other types.
     """
     with faults(where):
-        return _values(column, where, metadata, feature)
+        return _values(column, where, metadata, feature, missing_text=missing_text)
 
 
 def _values(
-    column: "pa.ChunkedArray | pa.Array", where: str, metadata: Mapping[bytes, bytes] | None, feature: Feature
+    column: "pa.ChunkedArray | pa.Array",
+    where: str,
+    metadata: Mapping[bytes, bytes] | None,
+    feature: Feature,
+    *,
+    missing_text: bool,
 ) -> Any:
     pyarrow = required("pyarrow", "datasets")
     types = pyarrow.types
@@ -118,11 +147,16 @@ def _values(
     if types.is_struct(kind):
         if (why := unsupported(kind, feature)) is not None and "several fields" in why:
             raise CorruptDatasetError(f"{where} {why}")
+        missing_text = missing_text and not column.null_count  # a struct that is missing has no fields to be None
         inner = zip(kind, column.flatten(), strict=True)
         return {
-            field.name: values(child, f"{where}/{field.name}", field.metadata, field_of(feature, field.name))
+            field.name: values(
+                child, f"{where}/{field.name}", field.metadata, field_of(feature, field.name), missing_text=missing_text
+            )
             for field, child in inner
         }
+    if missing_text and (_is_text(kind) or _is_binary(kind)):
+        return column.to_pylist()
     _refuse_missing(column, where)
     if _is_text(kind) or _is_binary(kind):
         return column.to_pylist()

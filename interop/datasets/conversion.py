@@ -15,7 +15,7 @@ from interop.datasets.described import MOST_ROWS
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.in_order import Portable, by_processes, portable, rebuilt
 from interop.datasets.progress import progress
-from interop.datasets.rows import entries
+from interop.datasets.rows import entries, has_ragged
 from interop.datasets.source import Part, Source
 from interop.storages import LazyMemmapStorage
 
@@ -68,6 +68,11 @@ def write(
     with progress(title, total, "row", bar) as advance:
         try:
             for piece in pieces:
+                if has_ragged(piece):  # torch does not join these
+                    append()
+                    buffer.extend(piece)
+                    advance(len(piece))
+                    continue
                 waiting += [piece] if len(piece) else []
                 rows += len(piece)
                 size += piece.bytes()
@@ -118,7 +123,9 @@ def _whole_part(source: Source, part: Part) -> list[Portable]:
 
 def _kinds(rows: TensorDictBase) -> dict[Any, Any]:
     """Dtype and row shape of each entry, or "text"."""
-    return {
-        key: f"{column.dtype} {[*column.shape[1:]]}" if isinstance(column, Tensor) else "text"
-        for key, column in entries(rows)
-    }
+    return {key: _kind(column) if isinstance(column, Tensor) else "text" for key, column in entries(rows)}
+
+
+def _kind(column: Tensor) -> str:
+    ragged = "ragged " if column.is_nested else ""  # whose second dim is the lengths
+    return f"{column.dtype} {ragged}{[*column.shape[2 if column.is_nested else 1 :]]}"

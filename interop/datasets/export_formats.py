@@ -23,6 +23,14 @@ _NUMBERS = frozenset({
 
 
 @dataclass(frozen=True)
+class RaggedRows:
+    """Rows of any length: row `i` is `values[offsets[i] : offsets[i + 1]]`."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True)
 class FileFormat:
     """A kind of files: what upstream and the loaders of this library read back from them.
 
@@ -32,6 +40,7 @@ class FileFormat:
         has_empty: whether tensors without values, such as rows of shape [0], can be written.
         has_nul: whether text may have the character NUL.
         has_bytes: whether entries of bytes can be written.
+        has_ragged: whether tensors whose rows have any length can be written.
     """
 
     name: str
@@ -39,6 +48,7 @@ class FileFormat:
     has_empty: bool = False
     has_nul: bool = True
     has_bytes: bool = False
+    has_ragged: bool = False
 
     def kinds(self, stored: StoredEpisodes) -> dict[KeyPath, Kind]:
         """The kind of each entry, after a check of all rows, or of one row where a storage has rows of one layout.
@@ -63,11 +73,16 @@ class FileFormat:
                 self.values(value, path)
         return first
 
-    def values(self, value: Any, path: KeyPath) -> np.ndarray | list[Any]:
-        """An entry of rows as an array, or a list of text or bytes. The errors of `kinds`."""
+    def values(self, value: Any, path: KeyPath) -> np.ndarray | list[Any] | RaggedRows:
+        """An entry of rows as an array, ragged rows, or a list of text or bytes. The errors of `kinds`."""
         if not isinstance(value, Tensor):
             return self._texts(value.tolist(), path)
         name = ".".join(map(str, path))
+        if value.is_nested and self.has_ragged:
+            components: Any = value.contiguous()
+            flat = self.values(components.values(), path)
+            assert isinstance(flat, np.ndarray)
+            return RaggedRows(flat, components.offsets().numpy())
         if value.is_nested:
             raise TypeError(f"{path}: {name} is ragged rows, which {self.name} does not have: {_without(path)}")
         kind = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape[1:]]}"
@@ -100,7 +115,7 @@ class FileFormat:
         return values
 
 
-PARQUET = FileFormat("Parquet", has_bytes=True)
+PARQUET = FileFormat("Parquet", has_bytes=True, has_ragged=True)
 MINARI = {
     "hdf5": FileFormat("HDF5", _NUMBERS | {torch.complex64, torch.complex128}, has_empty=True, has_nul=False),
     "arrow": FileFormat("Arrow", has_nul=False),  # Minari reads text as arrays of NumPy, which drop it at the end

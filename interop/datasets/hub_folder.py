@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
@@ -15,7 +16,7 @@ from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.keys import entries_below
 from interop.data.layout import LeafSpec
 from interop.datasets import parquet
-from interop.datasets.arrow_columns import leaf_paths, unsupported, values
+from interop.datasets.arrow_columns import leaf_paths, may_vary, ragged_values, unsupported, values
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files, local_files
@@ -55,14 +56,21 @@ class HubFolderSource(Source):
         return {"features": features} if features else {}
 
     def parts(self, folder: Path) -> list[Part]:
-        parts = []
+        found = []
+        ragged = _Lengths()
         for path in local_files(folder, "data/", ".parquet"):
             with parquet.opened(path) as file:
                 schema = file.schema
                 groups = file.rows()
             self._check_columns(schema, path)
-            parts += [Part(rows, path, (place,)) for place, rows in enumerate(groups) if rows]
-        return parts
+            places = [place for place, rows in enumerate(groups) if rows]
+            found += [(groups[place], path, place) for place in places]
+            lists = [name for name in self._without_excluded(schema.names) if may_vary(schema.field(name).type)]
+            if lists:
+                with parquet.opened(path) as file:
+                    for place in places:
+                        ragged.see(file, place, lists)
+        return [Part(rows, path, (place, ragged.differ)) for rows, path, place in found]
 
     def inputs(self, folder: Path) -> list[Path]:
         return local_files(folder, "data/", ".parquet")
@@ -72,12 +80,16 @@ class HubFolderSource(Source):
             schema = file.schema
             features = features_of(schema, str(part.path))
             names = self._without_excluded(schema.names)
-            (group,) = part.which
+            group, ragged = part.which
             table = file.read(group, names)
             rows = TensorDict({}, [len(table)])
             for name in names:
                 column = table[name].combine_chunks()
-                column_values = values(column, f"{part.path}, column {name}", feature=features.get(name))
+                where = f"{part.path}, column {name}"
+                if name in ragged:
+                    rows[_key(name, schema.names)] = _ragged(*ragged_values(column, where, features.get(name)), where)
+                    continue
+                column_values = values(column, where, feature=features.get(name), missing_text=True)
                 for path, entry in entries_below({_key(name, schema.names): column_values}):
                     rows[path] = _leaf(entry, f"{part.path}, column {name}")
             yield rows
@@ -105,6 +117,32 @@ class HubFolderSource(Source):
                 raise CorruptDatasetError(
                     f"{path}, column {name} {why}. {_without(name)[0].upper()}{_without(name)[1:]}"
                 )
+
+
+class _Lengths:
+    """Finds columns of lists whose lengths differ. Reads a column up to the first two lengths that do.
+
+    Files do not say it: a list of any length is also how many programs write rows of one shape.
+    """
+
+    def __init__(self) -> None:
+        self._length: dict[str, int] = {}
+        self.differ: frozenset[str] = frozenset()
+        """The names of these columns."""
+
+    def see(self, file: "parquet.RowGroups", group: int, names: Sequence[str]) -> None:
+        """Read the lengths of lists in a row group."""
+        names = [name for name in names if name not in self.differ]
+        table = file.read(group, names) if names else None
+        for name in names:
+            assert table is not None
+            for length in table[name].combine_chunks().value_lengths().unique().to_pylist():
+                if length is not None and self._length.setdefault(name, length) != length:
+                    self.differ |= {name}
+
+
+def _ragged(flat: np.ndarray, offsets: np.ndarray, where: str) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(_leaf(flat, where), torch.from_numpy(offsets))
 
 
 def _without(*names: str) -> str:
@@ -138,7 +176,8 @@ class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of the Hugging Face hub whose rows are steps, in the layout of `to_hub_folder`.
 
     Columns become entries of the same shape and dtype; uint32 and uint64 become int64. Structs and dotted names become
-    nested entries; a column `a.b` beside a column `a` keeps its name. Lists of one length become dims. Images of the library
+    nested entries; a column `a.b` beside a column `a` keeps its name. Lists of one length become dims, a column of lists of
+    other lengths ragged rows. Missing text and bytes are None. Images of the library
     `datasets` are decoded to [channels, H, W], class labels are integers, and their names are in
     `metadata["features"]`. Text stays text, and binary columns bytes. A dataset of `to_hub_folder` has the stored
     entries and "episode" [N], which changes between trajectories; see its card.
@@ -152,8 +191,8 @@ class HubFolderExperienceReplay(BaseDatasetExperienceReplay):
 
     Raises: as `BaseDatasetExperienceReplay`; ValueError for columns of `exclude` that are not there; CorruptDatasetError,
     before the first row is read, for two columns of one name, names that cannot be keys, and columns other than numbers,
-    lists of numbers, images, text and bytes, such as timestamps and decimals; and while reading for missing values and lists
-    of different lengths. The message names the column, for `exclude`.
+    lists of numbers, images, text and bytes, such as timestamps and decimals; and while reading for missing numbers and
+    lists, and lists in lists or structs that have different lengths. The message names the column, for `exclude`.
     """
 
     def __init__(

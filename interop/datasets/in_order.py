@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -98,7 +99,11 @@ def rebuilt(packed: Portable) -> TensorDict:
     shape, parts = packed
     out = TensorDict({}, shape)
     for key, value in parts.items():
-        if isinstance(value, tuple):
+        if isinstance(value, RaggedBytes):
+            content, dtype, size = value.values
+            flat = torch.from_numpy(content).view(dtype).reshape(size)
+            out[key] = torch.nested.nested_tensor_from_jagged(flat, torch.from_numpy(value.offsets))
+        elif isinstance(value, tuple):
             content, dtype, size = value
             out[key] = torch.from_numpy(content).view(dtype).reshape(size)
         else:
@@ -106,8 +111,21 @@ def rebuilt(packed: Portable) -> TensorDict:
     return out
 
 
-def _as_bytes(value: Any) -> tuple[np.ndarray, torch.dtype, torch.Size] | list[Any]:
+@dataclass(frozen=True)
+class RaggedBytes:
+    """Ragged rows: the bytes of their values, one behind the other, and where each row starts."""
+
+    values: Any
+    offsets: np.ndarray
+
+
+def _as_bytes(value: Any) -> tuple[np.ndarray, torch.dtype, torch.Size] | list[Any] | RaggedBytes:
     if not isinstance(value, Tensor):
         return value.tolist()
-    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if value.is_nested:
+        jagged: Any = value
+        return RaggedBytes(_as_bytes(jagged.values()), jagged.offsets().numpy())
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    # Values without elements may have the stride 0, of which torch makes no view.
+    content = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8)
     return content, value.dtype, value.shape

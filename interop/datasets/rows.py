@@ -33,6 +33,11 @@ def entries(rows: TensorDictBase) -> Iterator[tuple[Any, Any]]:
     return iter(rows.items(True, True, is_leaf=_is_leaf))
 
 
+def has_ragged(rows: TensorDictBase) -> bool:
+    """Whether rows have an entry of ragged rows."""
+    return any(isinstance(value, Tensor) and value.is_nested for _, value in entries(rows))
+
+
 def _is_leaf(kind: type) -> bool:
     return issubclass(kind, NonTensorStack) or not issubclass(kind, TensorDictBase)
 

@@ -118,6 +118,10 @@ class StoredEpisodes:
         for start, stop in zip(self._starts.tolist(), self._stops.tolist(), strict=True):
             yield self.read(start, stop)
 
+    def lengths(self) -> np.ndarray:
+        """The number of rows of each trajectory."""
+        return self._stops - self._starts
+
     def number(self, start: int, stop: int) -> np.ndarray:
         """The trajectory number of each row from `start` to `stop`."""
         return self._stops.searchsorted(np.arange(start, stop), "right")

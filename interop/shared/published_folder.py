@@ -1,6 +1,7 @@
 """Folders that are complete or absent: made beside their place, and put there by one rename."""
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from fbuf.checkpoint.writing import flush
 RECORD = "made_from.json"  # the last file that is written to a folder
 DOWNLOADS, PROGRESS = "downloads", "progress"  # folders of the scratch folder that stay after an error or a kill
 _REPLACED = "replaced"  # the old folder, between the two renames of a replacement
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 _log = logging.getLogger("interop")
 T = TypeVar("T")
@@ -24,7 +26,7 @@ T = TypeVar("T")
 def publish(
     folder: Path, made_from: Mapping[str, Any] | None, make: Callable[[Path], Mapping[str, Any] | None], *,
     when: Literal["missing", "differs", "always"] = "missing", replaces_foreign: bool = False,
-    states: Collection[str] = (),
+    states: Collection[str] = (), exchanges: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, the result of `make`, and
     the sizes of its "files".
@@ -41,6 +43,9 @@ def publish(
         replaces_foreign: replace a folder without a record.
         states: keys of `made_from` with states of the files that the folder was made from. A folder that differs in these
             alone is stale, and is replaced.
+        exchanges: replace a folder by one rename that exchanges it with the new one, where the system has it, so that
+            other programs find a folder at every moment. Otherwise there are two renames, and the next call puts the old
+            folder back after a kill between them.
 
     Raises:
         FileExistsError: something else is there, which stays.
@@ -71,9 +76,10 @@ def publish(
                 (data / RECORD).write_text(json.dumps(record))
             for each in [*data.rglob("*"), data]:
                 flush(each)
-            if replaces:
-                folder.rename(scratch / _REPLACED)
-            data.rename(folder)
+            if not (replaces and exchanges and _exchanged(data, folder)):
+                if replaces:
+                    folder.rename(scratch / _REPLACED)
+                data.rename(folder)
             flush(folder.parent)
             _clear(scratch)
         except BaseException:
@@ -81,6 +87,15 @@ def publish(
             _clear(scratch, DOWNLOADS, PROGRESS)
             raise
     return record
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders by one rename, so that a kill leaves one of them at each path. False where it cannot be done."""
+    try:
+        exchange = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # not Linux, or an old libc
+        return False
+    return exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
 
 
 def check_files(folder: Path, sizes: Mapping[str, int]) -> None:

@@ -211,10 +211,10 @@ for shape in ((0,), (2, 0), (0, 2)):
     BAD[f"width {shape} below"] = changed(next__odd=torch.zeros(N, *shape)), "'odd'", ["hub", "arrow", "parquet"]
     BAD[f"observations {shape}"] = both(torch.zeros(N, *shape)), "'observation'", ["hub", "arrow", "parquet"]
     BAD[f"actions {shape}"] = changed(action=torch.zeros(N, *shape)), "'action'", ["hub", "arrow", "parquet"]
-BAD["ragged"] = changed(odd=jagged()), "'odd'", FORMATS
-BAD["ragged rows"] = changed(deep__odd=jagged(2)), "'deep', 'odd'", FORMATS
-BAD["ragged below"] = changed(next__odd=jagged()), "'next', 'odd'", FORMATS
-BAD["ragged observations"] = both(jagged()), "'observation'", FORMATS
+BAD["ragged"] = changed(odd=jagged()), "'odd'", FORMATS[1:]
+BAD["ragged rows"] = changed(deep__odd=jagged(2)), "'deep', 'odd'", FORMATS[1:]
+BAD["ragged below"] = changed(next__odd=jagged()), "'next', 'odd'", FORMATS[1:]
+BAD["ragged observations"] = both(jagged()), "'observation'", FORMATS[1:]
 for name, value in {
     "None": [None] * N, "numbers": [*range(N)], "lists": [[1]] * N, "dicts": [{"a": 1}] * N,
     "mixed": ["a", 1, None, "b", 2.0], "a late None": ["a", "b", "c", "d", None],

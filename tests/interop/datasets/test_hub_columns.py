@@ -169,6 +169,48 @@ def test_types_of_arrow(tmp_path: Path) -> None:
                 assert [*found] == each, name
 
 
+MISSING_TEXT = {
+    "text": pa.array(["a", None, "c"]),
+    "views": pa.array([None, "b" * 50, None], pa.string_view()),
+    "dictionary": pa.DictionaryArray.from_arrays(pa.array([0, None, 1]), pa.array(["a", "b"])),
+    "binary": pa.array([b"\xff", None, b""]),
+    "large_binary": pa.array([None, None, b"a"], pa.large_binary()),
+    "none": pa.array([None, None, None], pa.string()),
+    "struct": pa.array([{"a": "b"}, {"a": None}, {"a": ""}]),
+}
+
+
+def test_missing_text_and_bytes_are_none(tmp_path: Path) -> None:
+    written(tmp_path, pa.table(MISSING_TEXT), row_group_size=2)
+    rows = loaded(tmp_path)[:]
+    for name, column in MISSING_TEXT.items():
+        found = rows["struct", "a"] if name == "struct" else rows[name]
+        wanted = [cell["a"] if isinstance(cell, dict) else cell for cell in column.to_pylist()]
+        assert [getattr(cell, "data", cell) for cell in found] == wanted, name
+
+
+RAGGED: dict[str, Any] = {
+    "list": pa.array([[1, 2], [3], [], [4, 5, 6], [7]]),
+    "large_list": pa.array([[0.5], [], [1.5, 2.5], [], [3.5]], pa.large_list(pa.float32())),
+    "lists of dictionaries": pa.ListArray.from_arrays([0, 0, 1, 3, 3, 4], pa.array([5, 6, 5, 7]).dictionary_encode()),
+    "rows of two": pa.array([[[1, 2]], [], [[3, 4], [5, 6]], [], []], pa.list_(pa.list_(pa.int16(), 2))),
+    "equal at first": pa.array([[1], [2], [3], [4], [5, 6]]),
+    "uint32": pa.array([[1], [], [], [], [2**32 - 1]], pa.list_(pa.uint32())),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lists_of_any_length_are_ragged_rows(workers: int, tmp_path: Path) -> None:
+    written(tmp_path, pa.table({**RAGGED, "same": [[1, 2]] * 5}), row_group_size=2)
+    data = loaded(tmp_path, num_workers=workers)
+    rows = data[:]
+    assert rows["same"].shape == (5, 2)
+    for name, column in RAGGED.items():
+        assert [row.tolist() for row in rows[name].unbind()] == column.to_pylist(), name
+    assert rows["list"].dtype == rows["uint32"].dtype == torch.int64 and rows["large_list"].dtype == torch.float32
+    assert data.sample(4)["list"].is_nested
+
+
 def test_sliced_columns_of_several_row_groups(tmp_path: Path) -> None:
     table = pa.table({"a": pa.array([[n, -n] for n in range(9)]), "b": pa.array([{"c": str(n)} for n in range(9)])})
     written(tmp_path, table.slice(2), row_group_size=3)
@@ -211,14 +253,13 @@ MISSING, UNLIKE = "1 missing value", "no arrays of one shape"
 BAD: dict[str, tuple[Any, str]] = {
     "null": (pa.array([None, None]), "is null"),
     "missing": (pa.array([1, None]), MISSING),
-    "missing text": (pa.array(["a", None]), MISSING),
-    "missing in a dictionary": (pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array(["a"])), MISSING),
     "missing struct": (pa.array([{"a": 1}, None]), MISSING),
     "missing list": (pa.array([[1], None]), MISSING),
     "missing in lists": (pa.array([[1, 2], [3, None]]), MISSING),
-    "missing bytes": (pa.array([b"a", None]), MISSING),
-    "unlike lists": (pa.array([[1], [2, 3]]), UNLIKE),
-    "unlike large lists": (pa.array([[1], [2, 3]], pa.large_list(pa.int8())), UNLIKE),
+    "unlike lists in lists": (pa.array([[[1]], [[2, 3]]]), UNLIKE),
+    "unlike lists in structs": (pa.array([{"a": [1]}, {"a": [2, 3]}]), UNLIKE),
+    "missing in unlike lists": (pa.array([[1], None, [2, 3]]).slice(1), MISSING),
+    "missing text in a missing struct": (pa.array([{"a": "b"}, None]), MISSING),
     "lists of text": (pa.array([["a"], ["b"]]), "lists of string"),
     "lists of bytes": (pa.array([[b"a"], [b"b"]]), "lists of binary"),
     "lists of structs of text": (pa.array([[{"a": "x"}], [{"a": "y"}]]), "'a' that has lists of string"),
