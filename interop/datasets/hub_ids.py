@@ -1,7 +1,13 @@
 """The ids of the datasets on a hub, which is asked when they are first used."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Protocol, overload
+
+
+class _Printer(Protocol):
+    """What IPython passes to `_repr_pretty_`."""
+
+    def text(self, text: str) -> object: ...
 
 
 class HubIds(Sequence[str]):
@@ -50,7 +56,7 @@ class HubIds(Sequence[str]):
     def __str__(self) -> str:
         return repr(self._ids())
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # of IPython, which shows values
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # of IPython, which shows values
         printer.text(str(self))
 
 
