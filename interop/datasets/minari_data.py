@@ -22,6 +22,7 @@ from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
 from interop.datasets.hub import hub_download, hub_files
+from interop.datasets.hub_ids import AskedIds
 from interop.datasets.minari_episodes import described_episodes, episodes, infos_of, steps_of
 from interop.datasets.minari_infos import layout_of
 from interop.datasets.minari_rows import rows
@@ -67,7 +68,7 @@ class MinariSource(Source):
         if not files:
             ids: list[str] = []
             with contextlib.suppress(Exception):  # the names only improve the message
-                ids = MinariExperienceReplay.available_datasets
+                ids = _remote_ids()
             raise ValueError(unknown_id("Minari", self.dataset_id, ids))
         return hub_download(repo, files, folder)
 
@@ -164,9 +165,8 @@ def _row_bytes(arrays: Mapping[tuple[str, ...], np.dtype]) -> int:
     return 64 + 2 * sum(kind.itemsize for kind in arrays.values())
 
 
-class _Available:
-    def __get__(self, instance: object, owner: type) -> list[str]:
-        return [*required("minari", "datasets").list_remote_datasets()]
+def _remote_ids() -> list[str]:
+    return [*required("minari", "datasets").list_remote_datasets()]
 
 
 class MinariExperienceReplay(BaseDatasetExperienceReplay):
@@ -196,7 +196,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     "options" and other entries, as far as Minari recorded them.
 
     Args:
-        dataset_id: such as "D4RL/door/human-v2"; one of `available_datasets`, which queries the hub.
+        dataset_id: such as "D4RL/door/human-v2"; one of `available_datasets`, which queries the hub when its ids are used.
         load_from_local_minari: read `<MINARI_DATASETS_PATH or ~/.minari/datasets>/<dataset_id>/data` at each construction.
         from_local: a folder written by Minari: the folder with metadata.json, its parent, or a Minari root.
 
@@ -212,7 +212,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
 
     METADATA_NAME = "env_metadata.json"
 
-    available_datasets = _Available()
+    available_datasets = AskedIds(_remote_ids, "Minari on the hub")
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped, ranges
 from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.hub import hub_download, hub_files, local_files
+from interop.datasets.hub_ids import AskedIds
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
 from interop.sample_units import SampleUnit
@@ -41,15 +42,13 @@ _KNOWN = [  # the 64 x 64 pixel datasets on the hub, if it is unreachable
 ]  # fmt: skip
 
 
-class _Files:
+def _remote_ids() -> list[str]:
     """The ids on the hub; those of 64 x 64 pixels if it is unreachable."""
-
-    def __get__(self, instance: object, owner: type | None = None) -> list[str]:
-        try:
-            paths = [Path(file.path.removeprefix(_TOP)) for file in hub_files(_REPO, _TOP)]
-        except DownloadError:
-            return _KNOWN
-        return sorted({path.parent.as_posix() for path in paths if path.suffix in _SUFFIXES})
+    try:
+        paths = [Path(file.path.removeprefix(_TOP)) for file in hub_files(_REPO, _TOP)]
+    except DownloadError:
+        return _KNOWN
+    return sorted({path.parent.as_posix() for path in paths if path.suffix in _SUFFIXES})
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class VD4RLSource(Source):
     def download(self, folder: Path) -> Mapping[str, str]:
         files = [file for file in hub_files(_REPO, f"{_TOP}{self.dataset_id}/") if Path(file.path).suffix in _SUFFIXES]
         if not files:
-            raise ValueError(unknown_id("V-D4RL", self.dataset_id, VD4RLExperienceReplay.available_datasets))
+            raise ValueError(unknown_id("V-D4RL", self.dataset_id, _remote_ids()))
         return hub_download(_REPO, files, folder)
 
     def parts(self, folder: Path) -> Sequence[Part]:
@@ -197,7 +196,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     for the first image of an episode and 2 for the last one.
 
     Args:
-        dataset_id: one of `available_datasets`, which queries the hub, such as "main/walker_walk/random/64px". Any name with
+        dataset_id: one of `available_datasets`, such as "main/walker_walk/random/64px". Any name with
             `from_local`.
         totensor: append a `ToTensorImage` of the pixels, unless there is one.
         image_size: append a `Resize` of the pixels to a square, or to a height and width.
@@ -207,7 +206,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     The other arguments are those of `BaseDatasetExperienceReplay`, and so are errors. ValueError for an unknown id.
     """
 
-    available_datasets = _Files()
+    available_datasets = AskedIds(_remote_ids, "V-D4RL on the hub")
 
     def __init__(
         self,
