@@ -8,6 +8,7 @@ from interop.datasets.fetching import RemoteFile, fetch
 from interop.datasets.gen_dgrl import GenDGRLExperienceReplay
 from interop.datasets.hub_folder import HubFolderExperienceReplay
 from interop.datasets.lerobot import LeRobotExperienceReplay
+from interop.datasets.lerobot_entries import lerobot_columns_to_tensordict
 from interop.datasets.merged import merged
 from interop.datasets.minari_data import MinariExperienceReplay
 from interop.datasets.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
@@ -48,6 +49,7 @@ __all__ = [
     "clear_video_decoder_cache",
     "fetch",
     "following",
+    "lerobot_columns_to_tensordict",
     "load_dataset",
     "merged",
     "nested",

@@ -3,6 +3,7 @@
 import sys
 
 from interop.llm import rollout as utils
+from interop.llm.chat_templates import add_chat_template
 from interop.llm.dataset import TokenizedDatasetLoader, create_infinite_iterator, get_dataloader
 from interop.llm.history import ContentBase, History
 from interop.llm.kl import AdaptiveKLController, ConstantKLController
@@ -31,6 +32,7 @@ __all__ = [
     "TensorDictTokenizer",
     "TokenizedDatasetLoader",
     "TopKRewardSelector",
+    "add_chat_template",
     "create_infinite_iterator",
     "get_dataloader",
 ]

@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from interop.data.arguments import class_of
+
 Message = dict[str, Any]  # "role", "content", and perhaps "is_complete", "tool_calls", "tool_responses"
 
 _CHATML = (
@@ -141,6 +143,44 @@ FORMATS = {
     ),
     "llama": ChatFormat(_LLAMA, _read_llama, ("llama",)),
 }
+
+
+def add_chat_template(
+    template_name: str,
+    template: str,
+    inverse_parser: Callable[[str], Any] | None = None,
+    model_family_keywords: list[str] | None = None,
+) -> None:
+    """Make a chat template of your own known by its name, in this process. One that has the name is replaced.
+
+    Args:
+        template_name: for `chat_template_name` of `History.apply_chat_template` and `History.from_text`.
+        template: of Jinja. What the assistant says should stand between `{% generation %}` and `{% endgeneration %}`, for
+            its tokens to be marked.
+        inverse_parser: makes a `History` of a text. Without it `from_text` cannot read the format.
+        model_family_keywords: parts of the names of models that use the template, in any case.
+
+    Example:
+        >>> add_chat_template(
+        ...     "bare",
+        ...     "{% for message in messages %}{{ message.role }}: {{ message.content }};{% endfor %}",
+        ...     inverse_parser=lambda text: History.from_chats(
+        ...         [dict(zip(("role", "content"), part.split(": "))) for part in text.split(";") if part]
+        ...     ),
+        ... )
+        >>> History.from_text("user: hello;", chat_template_name="bare").content
+        ['hello']
+    """
+    if not template_name or not isinstance(template_name, str) or not isinstance(template, str):
+        raise TypeError(f"template_name and template must be texts, got {template_name!r} and {class_of(template)}")
+
+    def read(text: str, eos: str) -> Iterator[Message]:
+        if inverse_parser is None:
+            raise ValueError(f"the chat template {template_name!r} was added without inverse_parser, which reads texts")
+        yield from inverse_parser(text).to_chats()
+
+    families = tuple(word.lower() for word in model_family_keywords or ())
+    FORMATS[template_name] = ChatFormat(template, read, families)
 
 
 def format_named(name: str) -> ChatFormat:

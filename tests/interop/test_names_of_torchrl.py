@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 
 import pytest
+import torch
 
 import interop
 from interop import datasets
@@ -52,7 +53,7 @@ LEFT_OUT = {
 MODULES = {
     "torchrl.data": interop,
     "torchrl.data.datasets": datasets,
-    "torchrl.data.llm": interop,
+    "torchrl.data.llm": interop.llm,
     "torchrl.data.map": interop,
     "torchrl.data.postprocs": interop,
     "torchrl.data.replay_buffers": interop,
@@ -83,3 +84,38 @@ def test_the_names_of_the_installed_torchrl(module):
 def test_hindsight_strategies_are_texts():
     assert interop.HindsightStrategy.FUTURE == "future"
     assert interop.HindsightStrategy("final") is interop.HindsightStrategy.FINAL
+
+
+def test_columns_of_lerobot():
+    columns = {
+        "observation.state": torch.zeros(4, 7),
+        "observation.images.top": torch.ones(4, 3, 8, 8),
+        "episode_index": torch.tensor([0, 0, 1, 1]),
+        "task": ["pick", "pick", "place", "place"],
+        "next.reward": torch.ones(4),
+        "own": torch.ones(4),
+    }
+    rows = datasets.lerobot_columns_to_tensordict(columns, key_map={"own": ("mine", "too")})
+    assert rows["observation", "image", "top"].shape == (4, 3, 8, 8) and rows["next", "reward"].shape == (4,)
+    assert rows["mine", "too"].shape == (4,) and rows["episode"].tolist() == [0, 0, 1, 1]
+    assert rows.get("language_instruction").tolist() == columns["task"]
+    for wrong in ({}, {"a": torch.zeros(2), "b": torch.zeros(3)}):
+        with pytest.raises(ValueError, match="columns"):
+            datasets.lerobot_columns_to_tensordict(wrong)
+    with pytest.raises(TypeError, match="a tensor"):
+        datasets.lerobot_columns_to_tensordict({"a": 3})
+
+
+def test_a_chat_template_of_ones_own():
+    interop.llm.add_chat_template(
+        "bare",
+        "{% for message in messages %}{{ message.role }}: {{ message.content }};{% endfor %}",
+        inverse_parser=lambda text: interop.History.from_chats(
+            [dict(zip(("role", "content"), part.split(": "), strict=True)) for part in text.split(";") if part]
+        ),
+    )
+    read = interop.History.from_text("user: hello;assistant: yes;", chat_template_name="bare")
+    assert list(read.content) == ["hello", "yes"] and list(read.role) == ["user", "assistant"]
+    interop.llm.add_chat_template("written", "{{ messages[0].content }}", model_family_keywords=["Written"])
+    with pytest.raises(ValueError, match="inverse_parser"):
+        interop.History.from_text("x", chat_template_name="written")
