@@ -193,6 +193,7 @@ def _joined(offline: object, online: object) -> TensorDictBase | Tensor:
         if offline.device != online.device:
             online = online.to(offline.device)
         return torch.cat([offline, online])
-    if isinstance(offline, Tensor) and isinstance(online, Tensor):
-        return torch.cat([offline, online])
+    both = [each for each in (offline, online) if isinstance(each, Tensor)]
+    if len(both) == 2:
+        return torch.cat(both)
     raise TypeError(f"items must be tensordicts or tensors, got {class_of(offline)} and {class_of(online)}")
