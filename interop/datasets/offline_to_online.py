@@ -190,10 +190,9 @@ def _joined(offline: object, online: object) -> TensorDictBase | Tensor:
                 f"the dataset and the new data have different entries: only in the dataset {only[0]}; only in the new data "
                 f"{only[1]}. Select or rename entries by a transform of one of the two buffers"
             )
-        if offline.device != online.device:
-            online = online.to(offline.device)
-        return torch.cat([offline, online])
-    tensors = [each for each in (offline, online) if isinstance(each, Tensor)]
-    if len(tensors) == 2:
-        return torch.cat(tensors)
+        moved: TensorDictBase = online if offline.device == online.device else online.to(offline.device)
+        return torch.cat([offline, moved])
+    both = [each for each in (offline, online) if isinstance(each, Tensor)]
+    if len(both) == 2:
+        return torch.cat(both)
     raise TypeError(f"items must be tensordicts or tensors, got {class_of(offline)} and {class_of(online)}")

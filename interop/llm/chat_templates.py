@@ -104,7 +104,7 @@ def _read_qwen(text: str, eos: str) -> Iterator[Message]:
         yield message
 
 
-def _read_speakers(text: str, answered: str, bos: bool) -> Iterator[Message]:
+def _read_speakers(text: str, answered: str) -> Iterator[Message]:
     """Messages of "User: " and "Assistant:"; text before the first one is of the system."""
     parts = re.split(rf"(?:\A|(?<=\n\n)|(?<={re.escape(answered)}))(User: |Assistant:)", text)
     system = parts[0].removesuffix("\n\n")
@@ -114,15 +114,19 @@ def _read_speakers(text: str, answered: str, bos: bool) -> Iterator[Message]:
         end = answered if speaker == "Assistant:" else "\n\n"
         said = content.removesuffix(end)
         role = "assistant" if speaker == "Assistant:" else "user"
-        yield {"role": role, "content": said.removeprefix(" "), "is_complete": said != content}
+        yield {
+            "role": role,
+            "content": said.removeprefix(" ") if role == "assistant" else said,
+            "is_complete": said != content,
+        }
 
 
 def _read_falcon(text: str, eos: str) -> Iterator[Message]:
-    return _read_speakers(text, "\n\n", False)
+    return _read_speakers(text, "\n\n")
 
 
 def _read_deepseek(text: str, eos: str) -> Iterator[Message]:
-    return _read_speakers(text, eos, True)
+    return _read_speakers(text, eos)
 
 
 def _read_dialogpt(text: str, eos: str) -> Iterator[Message]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, TensorDictBase, lazy_stack
 
 from interop.data.arguments import class_of
 from interop.llm.chat_templates import Message, family_of, format_named, format_of_text
-from interop.specs import Composite, NonTensor
+
+if TYPE_CHECKING:
+    from interop.specs import Composite
 
 Applied = str | torch.Tensor | TensorDictBase | list[Any]  # text or tokens, or of a batch
 _FIELDS = ("role", "content", "is_complete", "tool_calls", "tool_responses")
@@ -250,6 +252,8 @@ class History(TensorClass["nocast"]):  # type: ignore[name-defined]
     @classmethod
     def default_spec(cls, shape: Sequence[int] = (-1,)) -> Composite:
         """The spec of a history with this batch size; -1 is any number of messages."""
+        from interop.specs import Composite, NonTensor  # a program without specs does not load them
+
         size = torch.Size(shape)
         examples = {"role": "user", "content": "", "is_complete": True, "tool_calls": None, "tool_responses": None}
         specs = {name: NonTensor(shape=size, example_data=example) for name, example in examples.items()}

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 CHAT = [
     {"role": "system", "content": "Be kind."},
-    {"role": "user", "content": "Hi\nthere "},
+    {"role": "user", "content": " Hi\nthere "},
     {"role": "assistant", "content": " Hello! ü "},
     {"role": "user", "content": "bye"},
 ]
@@ -54,9 +54,8 @@ def tokenizer(model: str):
 def test_a_dialog_comes_back_exactly(model: str) -> None:
     tok, dialog = tokenizer(model), History.from_chats(CHAT)
     text = dialog.apply_chat_template(tokenizer=tok, add_generation_prompt=False)
-    expected = [{**each, "content": each["content"].removeprefix(" ")} for each in CHAT] if model != "other" else CHAT
     read = History.from_text(text, tokenizer=tok).to_chats()
-    assert read in (CHAT, expected)
+    assert read == CHAT
     assert History.from_text(text, chat_template_name=MODELS[model], tokenizer=tok).to_chats() == read
     begun = History.from_text(dialog.apply_chat_template(tokenizer=tok), tokenizer=tok).to_chats()
     assert begun == [*read, {"role": "assistant", "content": "", "is_complete": False}]
