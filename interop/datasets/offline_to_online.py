@@ -1,6 +1,5 @@
 """Training that begins with a dataset and goes on with new data: batches of both in a ratio, or one buffer with both."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
 from interop.data.arguments import class_of, not_negative, whole
+from interop.datasets.registry import load_dataset
 from interop.storages import LazyTensorStorage, Storage
 
 
@@ -173,8 +173,7 @@ def prefill_replay_buffer(
 def _opened(dataset: object, **arguments: object) -> ReplayBuffer:
     """The buffer, or the dataset that a text names."""
     if isinstance(dataset, str):
-        load = vars(sys.modules[__name__.rpartition(".")[0]])["load_dataset"]  # of the package, which imports this file
-        dataset = load(dataset, **arguments)
+        dataset = load_dataset(dataset, **arguments)
     if not isinstance(dataset, ReplayBuffer):
         raise TypeError(f"a dataset is a ReplayBuffer or a text such as 'minari:NAME', got {class_of(dataset)}")
     return dataset

@@ -38,9 +38,9 @@ def test_parts_are_exact_and_draws_uniform() -> None:
     assert (rb.sample()["x"] >= 0).all()
 
 
-def test_a_text_names_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interop.datasets, "load_dataset", lambda name, **given: dataset(), raising=False)
-    rb = OfflineToOnlineReplayBuffer("minari:x", online_capacity=5, batch_size=4, transform=lambda batch: batch["x"])
+def test_a_text_names_a_dataset() -> None:
+    interop.datasets.register_dataset("rising", lambda name, **given: dataset())
+    rb = OfflineToOnlineReplayBuffer("rising:x", online_capacity=5, batch_size=4, transform=lambda batch: batch["x"])
     assert rb.sample().shape == (4,)
 
 
