@@ -278,7 +278,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         f"{runs[0]['flat_bytes'] / runs[0]['plain_bytes']:.0%} of plain"
         f"{'' if passed is None else '  PASS' if passed else '  FAIL'}"
     )
-    curve = {f"seed {each['seed']}": [list(range(len(each["errors"]))), each["errors"]] for each in runs}
+    curve = {
+        f"seed {seed}": [list(range(len(each["errors"]))), each["errors"]]
+        for seed, each in zip(options.seeds, runs, strict=True)
+    }
     result = {"passed": passed, "worst": worst, "curve": curve, "runs": runs}
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2))

@@ -31,8 +31,8 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "llm": (
         "AdaptiveKLController", "ConstantKLController", "ContentBase", "History", "LLMData", "LLMInput", "LLMOutput",
         "PairwiseDataset", "PromptData", "PromptTensorDictTokenizer", "RewardData", "RolloutFromModel",
-        "TensorDictTokenizer", "TokenizedDatasetLoader", "TopKRewardSelector", "create_infinite_iterator",
-        "get_dataloader",
+        "TensorDictTokenizer", "TokenizedDatasetLoader", "TopKRewardSelector", "add_chat_template",
+        "create_infinite_iterator", "get_dataloader",
     ),
     "maps": (
         "BinaryToDecimal", "HashToInt", "MCTSForest", "QueryModule", "RandomProjectionHash", "SipHash",

@@ -52,9 +52,10 @@ class KeptPriorities(KeptValues):
     def give_all(self, sampler: object, values: PriorityValues) -> None:
         """Replace the priorities of all items."""
         if self.writes_for(sampler):
+            none = np.full(max(self._stored, values.given.size), -1, np.int64).view(np.float64)  # a NaN: see the class
             slots = np.flatnonzero(values.given >= 0)
-            self.forget(slice(None))
-            self.give(sampler, slots, values.given[slots], values.highest, values.highest_slot)
+            none[slots] = values.given[slots]
+            self.give(sampler, np.arange(none.size), none, values.highest, values.highest_slot)
 
     def give(self, sampler: object, slots: np.ndarray, values: Any, highest: float, highest_slot: int = -1) -> None:
         """Write the priorities of items, of equal slots the last, and the highest priority."""

@@ -25,5 +25,6 @@ class KeptUses(KeptValues):
     def give_all(self, sampler: object, slots: np.ndarray, values: np.ndarray) -> None:
         """Replace the numbers of all items."""
         if self.writes_for(sampler):
-            self.forget(slice(None))
-            self.give(sampler, slots, values)
+            uses = np.zeros(max(self._stored, int(slots.max(initial=-1)) + 1), np.int64)
+            uses[slots] = values
+            self.give(sampler, np.arange(uses.size), uses)

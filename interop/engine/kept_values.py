@@ -55,6 +55,11 @@ class KeptValues(Undo):
         """What the file holds, [rows, items of a row]."""
         return self._values.reshape(-1, self._per_row)
 
+    @property
+    def _stored(self) -> int:
+        """How many items are stored. What the file holds of others does not count: a write drops it."""
+        return self._ring.size * self._per_row
+
     def bind(self, sampler: object) -> bool:
         """Keep the values of this sampler alone from now on. Returns whether it must read those in the file first.
 

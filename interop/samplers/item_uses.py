@@ -151,9 +151,11 @@ class ItemUses(ItemValues):
         if uses is None:
             return
         if uses.bind(self) and not self._item_count and len(storage):
-            self._follow(storage)
-            self._drawn[: self._item_count] = uses.read(self._item_count)
-            self._consume(np.flatnonzero(self._drawn[: self._item_count] >= self.most))
+            drawn = uses.read(len(storage))
+            with uninterrupted():  # who follows items, but has not read their draws, would write others over them
+                self._follow(storage)
+                self._drawn[: self._item_count] = drawn
+                self._consume(np.flatnonzero(drawn >= self.most))
         else:
             uses.give_all(self, np.arange(self._item_count), self._drawn[: self._item_count])
         uses.was_read()
