@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,13 @@ class KeyGroupSampler(DrawingSampler):
         cache_groups: accepted; groups are always up to date.
     """
 
+    num_groups: int | None
+    samples_per_group: int | None
+    group_key: NestedKey
+    strategy: str
+    reward_key: NestedKey
+    cache_groups: bool
+
     def __init__(
         self,
         *,
@@ -71,11 +79,11 @@ class KeyGroupSampler(DrawingSampler):
                 f"strategy='recency' needs the order of writing, which a {type(writer).__name__} does not keep"
             )
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_groups={self.num_groups}, samples_per_group={self.samples_per_group}, "
-            f"group_key={self.group_key!r}, strategy={self.strategy!r})"
-        )
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "num_groups", self.num_groups
+        yield "samples_per_group", self.samples_per_group
+        yield "group_key", repr(self.group_key)
+        yield "strategy", repr(self.strategy)
 
 
 class KeyGroupDraws(SlotDraws):

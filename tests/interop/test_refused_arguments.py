@@ -29,7 +29,7 @@ CLASSES = [
     for name in sorted(interop.__all__)
     if isinstance(each := getattr(interop, name), type)
     and issubclass(each, Storage | Sampler | Writer | ReplayBuffer | ReplayBufferEnsemble)
-    and each is not Sampler  # which cannot be made
+    and name not in ("Sampler", "StoreStorage")  # the first cannot be made, the other takes options of a server
 ]
 
 

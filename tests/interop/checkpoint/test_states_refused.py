@@ -22,6 +22,7 @@ from interop import (
     SamplerEnsemble,
     SamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
     TensorDictMaxValueWriter,
     Writer,
     WriterEnsemble,
@@ -76,6 +77,7 @@ def test_every_attribute_of_the_library_is_declared(kinds: dict[str, Any]) -> No
         cell = Cell("LazyTensorStorage", 1, "RandomSampler", writer, "TensorDictReplayBuffer")
         used.append(joined(cell, 0).writer)
     used += [StackSampler(2), WriterEnsemble(RoundRobinWriter()), DrawnElsewhere(), StreamSampler()]
+    used += [StreamingSliceSampler(slice_len=2), PromptGroupSampler(num_groups=2, group_key="id")]
     missing = every_kind(Sampler) | every_kind(Writer)
     for part in used:
         for each in (part, copy.deepcopy(part)):
