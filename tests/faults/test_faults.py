@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of parameters 
 
 
 def test_a_killed_save_leaves_the_old_one_or_the_new_one() -> None:
-    killing.at_operations(50, 1, few()).check(50, old=1, new=1, restarts=1)
+    killing.at_operations(30, 1, few()).check(30, old=1, new=1, restarts=1)
     killing.at_random_times(6, megabytes=20).check(6, killed=1)
 
 
@@ -93,8 +93,8 @@ def in_a_process(code: str) -> Counts:
 
 def test_a_killed_call_leaves_a_whole_dataset_or_none() -> None:
     loaders = ["toy", "minari", "hub_folder"]
-    counts = in_a_process(f"from tests.faults.datasets import kills\ncounts = kills(12, 0, {loaders}, short=True)")
-    counts.check(20, restarts=20)
+    counts = in_a_process(f"from tests.faults.datasets import kills\ncounts = kills(6, 0, {loaders}, short=True)")
+    counts.check(10, restarts=10)
 
 
 # ------------------------------------------------------------------ more of it

@@ -195,7 +195,7 @@ def assert_same(left: Any, right: Any) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@some(("prioritized in lanes", "slices per trajectory", "highest ranked"))
+@some(("prioritized in lanes", "slices per trajectory"))
 def test_a_step_is_the_same_alone_in_a_scan_under_vmap_and_with_64_bit_types(kind: str) -> None:
     rule, traces, turns = KINDS[kind](SMALL), 0, 6
 

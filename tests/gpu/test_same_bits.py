@@ -71,7 +71,7 @@ def test_buffers(name: str, writer: str, lanes: tuple[int, ...]) -> None:
     assert_same(on_cpu, on_accelerator)
 
 
-@pytest.mark.parametrize("name", ["Prioritized", "Shuffled"])
+@pytest.mark.parametrize("name", ["Prioritized"])
 def test_buffers_in_short(name: str) -> None:
     test_buffers(name, "RoundRobin", ())
 
@@ -90,7 +90,7 @@ def trees(capacity: int, batch: int) -> Any:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(("capacity", "batch"), [(1, 1), (7, 3), (8, 2), (64, 5), (65, 70), (5000, 2), (5000, 1500)])
+@pytest.mark.parametrize(("capacity", "batch"), [(1, 1), (8, 2), (65, 70), (5000, 1500)])
 def test_trees(capacity: int, batch: int, sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where large levels are recomputed above the slots only, which needs 2^18 nodes by default."""
     on_cpu = trees(capacity, batch)

@@ -24,7 +24,7 @@ from tests.interop import streams
 from tests.interop.streams import COMBINATIONS, MARKS, Layout, Stream
 
 GAMMA = 0.5  # powers of it are exact in float32
-STREAMS = [(1, 18), (2, 18)]  # a seed, and the steps of each environment
+STREAMS = [(2, 18)]  # seeds, and the steps of each environment; T1 has many more
 LONGER = 30
 both = pytest.mark.parametrize(("layout", "marks"), COMBINATIONS, ids=lambda each: str(each).replace(" ", "-"))
 

@@ -199,7 +199,7 @@ RAGGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])  # they start Python anew
 def test_lists_of_any_length_are_ragged_rows(workers: int, tmp_path: Path) -> None:
     written(tmp_path, pa.table({**RAGGED, "same": [[1, 2]] * 5}), row_group_size=2)
     data = loaded(tmp_path, num_workers=workers)

@@ -210,6 +210,7 @@ def test_datasets_that_episodes_are_not_added_to(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"data", "old", "other"}
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*")  # JAX warns of forks; the child does not use it
 def test_a_kill_leaves_the_old_dataset_or_the_new_one(tmp_path, monkeypatch):
     folder, rng = tmp_path / "data", np.random.default_rng(0)
     held = trajectories(rng, 3, 2, 4)
