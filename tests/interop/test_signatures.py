@@ -36,6 +36,9 @@ GATHERING = {
     "Sampler": "abstract: its `__new__` is called with the arguments of subclasses",
     "Storage": "abstract: its `__new__` is called with the arguments of subclasses",
     "RayReplayBuffer": "the arguments are those of the class of buffers that the user names",
+    "ActionTokenizerBase": "abstract: its `__new__` is called with the arguments of subclasses",
+    "StoreStorage": "the options of the client of a server, which it checks",
+    "OfflineToOnlineReplayBuffer": "the arguments of the dataset that a text names",
     "D4RLExperienceReplay": "the arguments of an environment, which `gym.make` checks",
 }
 _MODULES = (
