@@ -33,6 +33,8 @@ TOPICS = {
     "Specs": ("interop.specs",),
     "Maps and trees": ("interop.maps",),
     "Language data": ("interop.llm",),
+    "Actions of robots": ("interop.vla",),
+    "Numbers for logs": ("interop.metrics",),
     "Several processes and machines": ("interop.remote",),
     "Between torch and JAX": ("interop.data",),
     "What is on disk": ("interop.looking", "interop.opening", "interop.doctor"),
