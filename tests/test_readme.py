@@ -24,7 +24,7 @@ PAGES = {
     "docs/do/language.md": 4,
     "docs/do/larger_than_ram.md": 5,
     "docs/do/looking.md": 12,
-    "docs/do/logging.md": 3,
+    "docs/do/logging.md": 4,
     "docs/do/maps.md": 4,
     "docs/do/mesh.md": 1,
     "docs/do/mixtures.md": 9,

@@ -84,6 +84,19 @@ class Meter:
         totals = _numbers(self._total)
         return numbers | {f"total_{name}": totals[name] for name in _TOTALS if name in totals}
 
+    def draws_of_stored(self) -> np.ndarray:
+        """How often each stored item was drawn since it was written, or since the meter began: int32 [items], by flat slot.
+
+        Of an ensemble those of its members, one after the other. A closed meter knows none. O(items).
+        """
+        with self._reading:
+            draws = [np.zeros(0, np.int32)]
+            for reference, tally in self._metered:
+                if (buffer := reference()) is not None and not self._closed:
+                    with locked(buffer):
+                        draws.append(tally.draws_of_stored().copy())
+            return np.concatenate(draws)
+
     def log(self, writer: object, step: int | None = None, *, prefix: str = "buffer/") -> None:
         """`read()`, and pass the numbers on.
 

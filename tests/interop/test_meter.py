@@ -597,3 +597,14 @@ def test_hindsight():
     rb.extend(TensorDict({**goals, "next": TensorDict(after, [6])}, [6]))
     rb.sample()
     assert meter.read()["draws"] == 4
+
+
+def test_draws_of_each_stored_item():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    rb.extend(TensorDict({"x": torch.arange(8)}, [8]))
+    with Meter(rb) as meter:
+        drawn = torch.cat([rb.sample()["index"] for _ in range(20)])
+        assert meter.draws_of_stored().tolist() == drawn.bincount(minlength=8).tolist()
+        rb.extend(TensorDict({"x": torch.arange(3)}, [3]))
+        assert meter.draws_of_stored()[:3].tolist() == [0, 0, 0]
+    assert not meter.draws_of_stored().size
