@@ -152,10 +152,14 @@ class ItemUses(ItemValues):
             return
         if uses.bind(self) and not self._item_count and len(storage):
             drawn = uses.read(len(storage))
-            with uninterrupted():  # who follows items, but has not read their draws, would write others over them
-                self._follow(storage)
-                self._drawn[: self._item_count] = drawn
-                self._consume(np.flatnonzero(drawn >= self.most))
+            with uninterrupted():
+                try:
+                    self._follow(storage)
+                    self._drawn[: self._item_count] = drawn
+                    self._consume(np.flatnonzero(drawn >= self.most))
+                except BaseException:  # who knows items, but not their draws, would write zeros over those of the file
+                    self._item_count = self._live = 0
+                    raise
         else:
             uses.give_all(self, np.arange(self._item_count), self._drawn[: self._item_count])
         uses.was_read()
