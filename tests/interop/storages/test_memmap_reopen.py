@@ -204,13 +204,14 @@ def made_empty():
     return LazyTensorStorage(5)
 
 
+@pytest.mark.parametrize("places", [6, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "every"])
 @pytest.mark.parametrize("call", INTERRUPTED)
 @pytest.mark.parametrize(
     "kind",
     [lambda: PrioritizedSampler(5, 1.0, 1.0), lambda: OfUsers(5, 1.0, 1.0), ConsumingSampler],
     ids=["library", "users", "consuming"],
 )
-def test_an_interrupt_while_a_sampler_reads_what_a_folder_keeps_loses_nothing(kind, call, tmp_path):
+def test_an_interrupt_while_a_sampler_reads_what_a_folder_keeps_loses_nothing(kind, call, places, tmp_path):
     def values(folder):
         """What a sampler reads from the folder."""
         storage = LazyMemmapStorage.open(folder)
@@ -239,10 +240,11 @@ def test_an_interrupt_while_a_sampler_reads_what_a_folder_keeps_loses_nothing(ki
             INTERRUPTED[call](storage, sampler)
         storage.close()
         assert values(folder) == expected, tracer.where
+        shutil.rmtree(folder)
         return tracer.count
 
     steps = interrupted(-1)
-    for at in random.sample(range(steps), 6):
+    for at in range(steps) if places is None else random.Random(0).sample(range(steps), places):
         interrupted(at)
 
 
