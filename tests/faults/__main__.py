@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tests.faults.counts import Counts
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "know" / "reliability.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "know" / "reliability.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
@@ -66,7 +67,7 @@ def counted(each: Run, size: int) -> Counts:
     """Run a test here."""
     if not each.size:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow"]
-        done = subprocess.run([*command, each.function], capture_output=True, text=True, cwd=PAGE.parents[1])
+        done = subprocess.run([*command, each.function], capture_output=True, text=True, cwd=ROOT)
         passed = re.search(r"(\d+) passed", done.stdout)
         counts = Counts(cases=int(passed[1]) if passed else 0)
         counts.fail(done.stdout[-4000:], times=int(done.returncode != 0))
