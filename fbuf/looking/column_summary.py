@@ -108,12 +108,13 @@ def summarize(
 
 @checked
 class Total:
-    """Smallest, largest and sum of the finite values so far, and how many are not."""
+    """Smallest, largest and mean of the finite values so far, and how many are not."""
 
     def __init__(self) -> None:
         self.smallest: int | float | None = None
         self.largest: int | float | None = None
-        self.sum, self.finite, self.nans, self.infinite = 0.0, 0, 0, 0
+        self._sum = 0.0  # in units of `_UNIT`
+        self.finite = self.nans = self.infinite = 0
 
     def add(self, block: np.ndarray) -> None:
         """Count values. Of other dtypes than real and complex numbers nothing is known."""
@@ -136,7 +137,13 @@ class Total:
             low, high = int(low), int(high)
         self.smallest = low if self.smallest is None else min(self.smallest, low)
         self.largest = high if self.largest is None else max(self.largest, high)
-        self.sum, self.finite = self.sum + float(block.sum(dtype=np.float64)), self.finite + block.size
+        self.finite += block.size
+        self._sum += _sum(block)
+
+    @property
+    def mean(self) -> float | None:
+        """Of the finite values; None without any."""
+        return self._sum / self.finite * _UNIT if self.finite else None
 
     def summary(
         self,
@@ -151,6 +158,16 @@ class Total:
         missing: int = 0,
     ) -> ColumnSummary:
         """The summary of a leaf with these values. The arguments are as in `ColumnSummary`."""
-        mean = float(self.sum / self.finite) if self.smallest is not None else None
-        numbers = (self.smallest, mean, self.largest, self.nans, self.infinite)
+        numbers = (self.smallest, self.mean, self.largest, self.nans, self.infinite)
         return ColumnSummary(key, dtype, shape, bytes, device, *numbers, looked_at, rows, measured, missing)
+
+
+_UNIT = 2.0**64
+"""Of sums: a power of two, which changes no digit of them, so large that the sum of all values is a float."""
+
+
+def _sum(block: np.ndarray) -> float:
+    """The sum of finite values in units of `_UNIT`."""
+    with np.errstate(over="ignore"):
+        found = float(block.sum(dtype=np.float64))
+    return found / _UNIT if np.isfinite(found) else float((block / _UNIT).sum(dtype=np.float64))

@@ -116,6 +116,8 @@ class Description:
         rows: list[tuple[Cell, ...]] = [("episodes", episodes.count), *ends.items()]
         if episodes.begun_before is not None:
             rows.append(("begun with overwritten rows", episodes.begun_before))
+        if episodes.undefined_returns:
+            rows.append(("whose return is NaN or infinite", episodes.undefined_returns))
         return Section("episodes, and how they end", (), tuple(rows))
 
     @staticmethod

@@ -19,7 +19,8 @@ class EpisodeSummary:
     Attributes:
         count: how many trajectories have stored rows.
         lengths: quantiles of the numbers of their stored rows; None without trajectories.
-        returns: quantiles of the sums of their stored rewards; None without a reward.
+        returns: quantiles of the sums of their stored rewards, where these are finite; None without a reward.
+        undefined_returns: how many of these sums are NaN or infinite.
         reward: the key of the reward, as text; None if no leaf is known to be one.
         ends: how many end in each way: "terminated"; "truncated"; "done", by a marker that does not say which; "followed" by
             another trajectory without a marker of the end; at the "cursor", where newer rows overwrote the rest; "cut", by
@@ -33,6 +34,7 @@ class EpisodeSummary:
     reward: str | None
     ends: Mapping[str, int]
     begun_before: int | None
+    undefined_returns: int = 0
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class EpisodeSummary:
             reward=reward,
             ends={name: int(ends.get(name, 0)) for name in ENDS},
             begun_before=begun_before,
+            undefined_returns=0 if returns is None else int(np.count_nonzero(~np.isfinite(returns))),
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -65,4 +68,5 @@ class EpisodeSummary:
             "reward": self.reward,
             "ends": dict(self.ends),
             "begun_before": self.begun_before,
+            "undefined_returns": self.undefined_returns,
         }

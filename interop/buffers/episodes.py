@@ -14,7 +14,8 @@ from fbuf.shown import Shown
 from interop.buffers import collate
 from interop.buffers.predicates import as_predicate
 from interop.buffers.trajectory import Trajectory
-from interop.data.arguments import class_of
+from interop.data.arguments import class_of, not_negative, whole
+from interop.data.index import as_int
 from interop.data.keys import as_key, as_path
 from interop.data.trajectory_keys import TrajectoryKeys
 from interop.host import markers
@@ -340,8 +341,10 @@ class Episodes(Shown, Generic[B]):
 
         Raises: ValueError for another fraction, or fewer than two episodes; RuntimeError if rows were written since.
         """
+        fraction = not_negative("fraction", fraction)
         if not 0 < fraction < 1:
             raise ValueError(f"fraction must be more than 0 and less than 1, got {fraction}")
+        seed = None if seed is None else whole("seed", seed, least=0)
         if len(self) < 2:
             raise ValueError(f"two episodes or more can be split, there are {len(self)}")
         count = min(max(round(fraction * len(self)), 1), len(self) - 1)
@@ -358,6 +361,8 @@ class Episodes(Shown, Generic[B]):
     def _chosen(self, chosen: object) -> np.ndarray:
         """The numbers of chosen episodes."""
         values = chosen.detach().cpu().numpy() if isinstance(chosen, Tensor) else np.asarray(chosen)
+        if values.ndim == 1 and not values.size:
+            raise ValueError("choose one episode or more, got none")
         if values.ndim != 1 or values.dtype.kind not in "biu":
             raise ValueError(
                 f"choose episodes by a mask, bool [{len(self)}], or by their numbers, got {values.dtype} of shape "
@@ -382,12 +387,14 @@ class Episodes(Shown, Generic[B]):
 
     def _number(self, i: int | slice) -> int:
         """The number of an episode. IndexError out of range, TypeError for no integer."""
-        if isinstance(i, slice):
+        number = None if isinstance(i, slice) else as_int(i)
+        if number is None:
             raise TypeError(
-                "episodes are read one by one, episodes[i]: several make a buffer, episodes.select(numbers)"
+                f"episodes are read one by one, episodes[i] with an int, got {class_of(i)}: several make a buffer, "
+                "episodes.select(numbers)"
             )
         try:
-            return range(len(self))[i]
+            return range(len(self))[number]
         except IndexError:
             raise IndexError(f"episode {i} is out of range: {len(self)} are stored") from None
 
@@ -399,6 +406,8 @@ class Episodes(Shown, Generic[B]):
 
     def _slots(self, numbers: np.ndarray, last_only: bool = False) -> np.ndarray:
         """The flat slots of all rows of some episodes, or of their last ones."""
+        if not len(self):  # of an empty buffer, which has no index of trajectories
+            return np.zeros(0, np.int64)
         lengths = self.lengths[numbers]
         if last_only:
             return self._index.slots_at(self._first[numbers] + lengths - 1, self._lane[numbers])

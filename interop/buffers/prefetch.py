@@ -202,7 +202,7 @@ class Prefetch:
 
     def _return(self, pending: RequestedBatch) -> None:
         pending.commit()
-        pending.returned = True
+        pending.tell_observers()
         if pending in self._queue:
             self._queue.remove(pending)
 

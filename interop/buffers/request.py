@@ -47,11 +47,9 @@ class Request:
         return self.drawn is None or epoch is None or epoch.is_reserved(self.key)
 
     def commit(self) -> None:
-        """Count it: the batch is returned. It may be called again after an interrupt."""
+        """Count it as drawn. It may be called again after an interrupt."""
         if self.drawn is not None and (epoch := self.draws.of_requests) is not None:
             epoch.commit(self.key)
-        for tell in self.observed:
-            tell()
 
     def release(self) -> None:
         """Undo `reserve`, also one that was interrupted: its items remain to be drawn."""

@@ -79,11 +79,17 @@ class RequestedBatch:
         return self.is_current
 
     def commit(self) -> None:
-        """Count it as returned. It may be called again after an interrupt."""
+        """Count it as drawn. It may be called again after an interrupt."""
         self.returned = True
         for request in self.requests:
-            if request.drawn is not None or request.observed:
+            if request.drawn is not None:
                 request.commit()
+
+    def tell_observers(self) -> None:
+        """The batch is complete: what collates and transforms it has not raised. The last step before it is returned."""
+        for request in self.requests:
+            for tell in request.observed:
+                tell()
 
     def settle(self, error: BaseException) -> None:
         """After an error or an interrupt: count it as returned if that was begun, else undo it."""
@@ -159,7 +165,9 @@ def drawn_by_key(buffer: KeyedBuffer, batch_size: int, key: np.ndarray) -> tuple
         batch.settle(error)
         raise
     data, info = complete()
-    return data, beside(buffer.storage, info)
+    info = beside(buffer.storage, info)
+    batch.tell_observers()
+    return data, info
 
 
 def beside(storage: Storage, info: dict[Any, Any]) -> dict[Any, Any]:

@@ -268,7 +268,9 @@ class Sampled(Component):
                 batch.settle(error)
                 raise
         assert complete is not None  # the lock was held since it was reserved
-        return complete()
+        complete_batch = complete()
+        batch.tell_observers()
+        return complete_batch
 
     def _fill(self, batch_size: int, batch: RequestedBatch) -> bool:
         """Draw what the next batch needs, which a thread makes; False if it cannot be drawn now.

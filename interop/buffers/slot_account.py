@@ -77,10 +77,14 @@ def flat_slot(storage: Storage, index: object) -> int:
         form = "an int" if storage.ndim == 1 else f"a tuple of {storage.ndim} ints, as in the index of a sample"
         raise TypeError(f"the index of an item is {form}, got {index!r}")
     flat = 0
-    for number, size in zip(numbers, (rows, *lanes), strict=True):
+    for dim, (number, size) in enumerate(zip(numbers, (rows, *lanes), strict=True)):
         assert number is not None
         if not 0 <= number < size:
-            raise IndexError(f"index {index!r} does not exist: the storage has places 0 to {size - 1} there")
+            there = ""
+            if storage.ndim > 1:
+                meaning = "the row in the ring" if dim == 0 else "the lane"
+                there = f" in item dim {dim}, {meaning}: the order is that of the index of a sample"
+            raise IndexError(f"index {index!r} does not exist: the storage has places 0 to {size - 1}{there}")
         flat = flat * size + number
     return flat
 

@@ -1,5 +1,6 @@
 """The programs that draw curves: how each takes numbers."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +21,7 @@ def sender(writer: object) -> Callable[[Mapping[str, float], int | None], None]:
     if callable(add_scalar):
         return partial(_add_each, add_scalar)
     if callable(writer):
+        _refuse_unless_it_takes_a_dict(writer)
         return partial(_call, writer)
     named = next((name for name in ("log", "log_metrics", "track") if callable(getattr(writer, name, None))), None)
     hint = "" if named is None else f": pass its method {named!r}"
@@ -38,6 +40,22 @@ def _call(function: Callable[..., object], numbers: Mapping[str, float], step: i
         function(dict(numbers), step=step)
     else:
         function(dict(numbers))
+
+
+def _refuse_unless_it_takes_a_dict(function: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions in C do not say
+        return
+    try:
+        signature.bind({})
+    except TypeError:
+        with contextlib.suppress(TypeError):
+            signature.bind({}, step=0)
+            return
+        raise TypeError(
+            f"a function that numbers are logged with takes a dict and perhaps a step, got one with {signature}"
+        ) from None
 
 
 def _takes_step(function: Callable[..., object]) -> bool:

@@ -1,6 +1,7 @@
 """The meter of a buffer: numbers for logs about its draws and writes."""
 
 import weakref
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -44,9 +45,11 @@ class Meter:
     def __init__(self, buffer: ReplayBuffer | ReplayBufferEnsemble) -> None:
         if not isinstance(buffer, ReplayBuffer | ReplayBufferEnsemble):
             raise TypeError(f"a Meter is of a ReplayBuffer or a ReplayBufferEnsemble, got {class_of(buffer)}")
-        members = buffer.members if isinstance(buffer, ReplayBufferEnsemble) else (buffer,)
+        members: Iterable[ReplayBuffer] = buffer.members if isinstance(buffer, ReplayBufferEnsemble) else (buffer,)
+        members = {id(member): member for member in members}.values()  # a buffer may be a member twice
         self._metered = [(weakref.ref(member), Tally()) for member in members]
         self._total = Counts()
+        self._kept = Counts()  # of a time that was read, but that no writer took
         self._reading = Lock()
         self._closed = False
         for member, (_, tally) in zip(members, self._metered, strict=True):
@@ -60,9 +63,10 @@ class Meter:
         the last call). Threads that write and draw wait meanwhile.
         """
         with self._reading:
-            return self._read()
+            return self._read()[0]
 
-    def _read(self) -> Numbers:
+    def _read(self) -> tuple[Numbers, Counts]:
+        """The numbers since the last call, and the counts that they are made from."""
         counts = Counts()
         draws = [np.zeros(0, np.int32)]
         groups: list[PromptGroup] | None = None
@@ -78,11 +82,13 @@ class Meter:
                 if isinstance(buffer.sampler, PromptGroupSampler):
                     groups = (groups or []) + _groups_of(buffer.sampler)
         self._total.add(counts)
+        counts.add(self._kept)
+        self._kept = Counts()
         numbers = _numbers(counts) | _of_stored(np.concatenate(draws))
         if groups is not None:
             numbers |= _of_groups(groups)
         totals = _numbers(self._total)
-        return numbers | {f"total_{name}": totals[name] for name in _TOTALS if name in totals}
+        return numbers | {f"total_{name}": totals[name] for name in _TOTALS if name in totals}, counts
 
     def draws_of_stored(self) -> np.ndarray:
         """How often each stored item was drawn since it was written, or since the meter began: int32 [items], by flat slot.
@@ -98,7 +104,7 @@ class Meter:
             return np.concatenate(draws)
 
     def log(self, writer: object, step: int | None = None, *, prefix: str = "buffer/") -> None:
-        """`read()`, and pass the numbers on.
+        """`read()`, and pass the numbers on. Where the writer raises, they are part of what is read or logged next.
 
         Args:
             writer: an object with `add_scalar`, such as a `SummaryWriter` of TensorBoard, which gets each number; or a
@@ -109,7 +115,14 @@ class Meter:
             prefix: of the names.
         """
         send = sender(writer)
-        send({prefix + name: number for name, number in self.read().items()}, step)
+        with self._reading:
+            numbers, counts = self._read()
+        try:
+            send({prefix + name: number for name, number in numbers.items()}, step)
+        except BaseException:
+            with self._reading:
+                self._kept.add(counts)
+            raise
 
     def close(self) -> None:
         """Stop counting. `read()` then gives what was counted before and not read yet."""

@@ -12,7 +12,8 @@ import pytest
 
 import fbuf
 from fbuf import Buffer, Frames, HashTable, HighestRanked, Mixture, Prioritized, Sharded, Slices, Trajectories, Uniform
-from fbuf.looking import EpisodeSummary, Quantiles, evenly, rows_of, summarize
+from fbuf.looking import Description, EpisodeSummary, Quantiles, evenly, rows_of, summarize
+from fbuf.looking.column_summary import Total
 from fbuf.samplers import Chances, Reason
 from tests.fbuf.chance_model import ChanceModel
 from tests.fbuf.compiled import extend, update
@@ -76,6 +77,16 @@ def test_quantiles_are_those_of_finite_numbers() -> None:
     assert Quantiles.of(np.zeros(0)) is None
     with pytest.raises(ValueError, match=r"ends are terminated, .* got finished"):
         EpisodeSummary.of(np.ones(1), {"finished": 1})
+    episodes = EpisodeSummary.of(np.ones(3), {"done": 3}, returns=np.asarray([np.nan, 5, np.inf]))
+    assert episodes.undefined_returns == 2 and episodes.returns == Quantiles(5, 5, 5, 5, 5)
+    assert "whose return is NaN or infinite  2" in str(Description("", {}, episodes=episodes))
+
+
+def test_the_mean_of_numbers_whose_sum_is_no_float() -> None:
+    total = Total()
+    for each in (1e308, 1.7e308, -1.7e308):
+        total.add(np.full(1000, each))
+    assert total.mean == pytest.approx(1e308 / 3)
 
 
 # ---------------------------------------------------------------------- descriptions

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import fbuf
-from interop import LazyTensorStorage, RandomSampler, ReplayBuffer, SamplerEnsemble
+from interop import LazyTensorStorage, RandomSampler, ReplayBuffer, SamplerEnsemble, TensorDictReplayBuffer
 from tests.interop.law_model import MANY, ONE_DIM, SAMPLERS, LawModel, ensemble_of, play
 
 
@@ -97,7 +98,17 @@ def test_a_class_of_the_users_says_its_law_or_it_is_not_known():
         assert buffer.why(2).probability == (1.0 if known else None)
         assert buffer.why(0).code == (fbuf.Reason.WAITING if known else fbuf.Reason.UNKNOWN)
         assert buffer.why(3).code == fbuf.Reason.NOT_WRITTEN
-        with pytest.raises(IndexError, match="places 0 to 3"):
+        with pytest.raises(IndexError, match=r"places 0 to 3$"):
             buffer.why(4)
         with pytest.raises(TypeError, match="an int"):
             buffer.why((1, 2))
+
+
+def test_of_several_item_dims_the_error_names_the_dim():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8, ndim=2), dim_extend=0)
+    buffer.extend(TensorDict({"x": torch.zeros(3, 2)}, [3, 2]))
+    assert buffer.why((2, 1)).slot == 5
+    with pytest.raises(IndexError, match=r"\(2, 3\) does not exist: .* 0 to 1 in item dim 1, the lane"):
+        buffer.why((2, 3))
+    with pytest.raises(IndexError, match=r"0 to 3 in item dim 0, the row in the ring"):
+        buffer.why((-1, 0))

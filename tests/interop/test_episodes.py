@@ -178,7 +178,11 @@ def test_rows_written_since_are_refused_and_known_numbers_stay():
     buffer.storage.set(3, buffer[:][3])  # elsewhere than at the cursor
     assert buffer.episodes is not episodes
     buffer.empty()
-    assert len(buffer.episodes) == 0 and buffer.episodes.ends.tolist() == [] == buffer.episodes.returns.tolist()
+    none = buffer.episodes
+    assert len(none) == 0
+    for numbers in (none.lengths, none.ends, none.returns, none.order, none.numbers, none.where(lambda _: True)):
+        assert numbers.tolist() == []
+    assert list(none) == [] == none.query()
 
 
 def test_a_later_edit_of_a_marker_counts():
@@ -236,6 +240,7 @@ def test_what_has_no_episodes_is_refused():
         ([4], IndexError, "episode 4 is out of range"),
         (np.ones(3, bool), ValueError, "mask is of 3 episodes, there are 4"),
         ([0.5], ValueError, "got float64"),
+        ([], ValueError, "one episode or more, got none"),
     ],
 )
 def test_choices_are_checked(chosen, error, text):
@@ -248,12 +253,19 @@ def test_arguments_are_checked():
     for fraction in (0.0, 1.0, 2):
         with pytest.raises(ValueError, match="more than 0 and less than 1"):
             episodes.split(fraction)
+    for fraction in ("0.5", None, True):
+        with pytest.raises(TypeError, match="fraction must be a number"):
+            episodes.split(fraction)
+    with pytest.raises(TypeError, match="seed"):
+        episodes.split(0.5, seed=1.5)
+    assert episodes.split(torch.tensor(0.5))[0].episodes.lengths.size == 2
     with pytest.raises(ValueError, match="there are 1"):
         filled(rows=4).episodes.split()
     with pytest.raises(IndexError, match="episode -5"):
         episodes[-5]
-    with pytest.raises(TypeError, match="select"):
-        episodes[1:]
+    for index in (slice(1, None), True, 1.0, [0, 1]):
+        with pytest.raises(TypeError, match="select"):
+            episodes[index]
     assert episodes[-1]["obs"].tolist() == [24, 25, 26]
     assert repr(episodes) == "Episodes(4 episodes of 20 rows)"
 

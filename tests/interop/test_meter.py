@@ -1,5 +1,6 @@
 """Meter: a model of plain dicts over histories of all samplers, storages and writers; threads, lives of meters, writers."""
 
+import contextlib
 import copy
 import gc
 import threading
@@ -361,6 +362,17 @@ def test_ensembles(prefetch):
         assert repr(meter) == "Meter(of 3 buffers)"
 
 
+def test_a_member_that_is_there_twice_counts_once():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8))
+    ensemble = ReplayBufferEnsemble(rb, rb, batch_size=6, sample_from_all=True)
+    with Meter(ensemble) as meter:
+        rb.extend(items(range(5)))
+        ensemble.sample()
+        numbers = meter.read()
+        assert (numbers["batches"], numbers["draws"], numbers["written"], numbers["stored"]) == (2, 6, 5, 5)
+        assert meter.draws_of_stored().sum() == 6
+
+
 def test_sample_units_count_valid_rows():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sample_unit=Sequence(3), batch_size=4)
     meter = Meter(rb)
@@ -420,7 +432,8 @@ def test_a_write_that_fails_is_not_counted():
     assert written == rb.write_count and stored == meter.read()["stored"]
 
 
-def test_batches_whose_transform_fails_count_and_dropped_ones_do_not():
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_only_batches_that_are_returned_count(prefetch):
     history = History(prefetch=2, sampler=RandomSampler())
     history.write(6)
     history.draw()
@@ -428,14 +441,28 @@ def test_batches_whose_transform_fails_count_and_dropped_ones_do_not():
     assert history.meter.read()["batches"] == 1
 
     def fail(data):
-        raise ValueError("no")
+        if fails:
+            raise ValueError("no")
+        return data
 
-    rb = ReplayBuffer(storage=ListStorage(4), transform=fail, batch_size=2, collate_fn=list)
-    rb.extend([1, 2])
-    meter = Meter(rb)
-    with pytest.raises(ValueError, match="no"):
-        rb.sample()
-    assert meter.read()["batches"] == 1  # as in an epoch
+    rb = ReplayBuffer(storage=ListStorage(4), transform=fail, batch_size=2, collate_fn=list, prefetch=prefetch)
+    member = ReplayBuffer(storage=ListStorage(4), batch_size=2, collate_fn=list)
+    ensemble = ReplayBufferEnsemble(member, transform=fail, batch_size=2, prefetch=prefetch, collate_fn=list)
+    for each in (rb, member):
+        each.extend([1, 2])
+    for buffer in (rb, ensemble):
+        meter = Meter(buffer)
+        fails = True
+        for _ in range(3):
+            with pytest.raises(ValueError, match="no"):
+                buffer.sample()
+        assert meter.read()["batches"] == 0 == meter.draws_of_stored().sum()
+        fails = False
+        while True:
+            with contextlib.suppress(ValueError):  # of a batch that was drawn ahead
+                buffer.sample()
+                break
+        assert meter.read()["batches"] == 1 and meter.draws_of_stored().sum() == 2
 
 
 def _extend(rb):
@@ -573,7 +600,28 @@ def test_what_takes_no_numbers_is_refused_before_they_are_read():
         meter.log(Run(), 1)
     with pytest.raises(TypeError, match=r"or is a function of a dict; got int$"):
         meter.log(3)
-    assert meter.read()["draws"] == 2
+    with pytest.raises(TypeError, match=r"takes a dict and perhaps a step, got one with \(\)"):
+        meter.log(lambda: 1)
+    with pytest.raises(TypeError, match=r"got one with \(name, number, step\)"):
+        meter.log(lambda name, number, step: 1)
+    meter.log(lambda numbers, step: numbers, 3)
+    assert meter.read()["draws"] == 0 and meter.read()["total_draws"] == 2
+
+
+def test_numbers_that_a_writer_did_not_take_are_logged_next():
+    rb, meter = metered()
+
+    def unreachable(numbers):
+        raise ConnectionError("the host is gone")
+
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            meter.log(unreachable)
+    rb.sample()
+    got = {}
+    meter.log(got.update)
+    assert (got["buffer/draws"], got["buffer/written"], got["buffer/total_draws"]) == (4, 3, 4)
+    assert meter.read()["draws"] == 0
 
 
 def test_a_summary_writer_of_tensorboard(tmp_path):
