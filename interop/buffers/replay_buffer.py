@@ -856,7 +856,7 @@ class ReplayBuffer(Sampled):
             if not len(self._storage):
                 return []
             if trajectory_key is None:
-                return self.episodes.query(predicate)
+                return self._own_episodes().query(predicate)
             return Episodes(self, self._over, named_alone(trajectory_key)).query(predicate)
 
     def _trajectory_keys(self) -> TrajectoryKeys:
