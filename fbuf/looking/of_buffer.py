@@ -316,7 +316,7 @@ def _why_of_one(
     priorities = buffer.sampler.priorities(state.sampler, int(state.ring.size) * lanes)
     priority = None if priorities is None else float(priorities[slot])
     found = Why(slot, code, priority=priority, probability=probability, unit=law.unit)
-    likely = law.probability if law.starts is None else law.starts
+    likely = law.likely
     if likely is not None and smallest is not None and likely[slot] * part > 0:
         found = dataclasses.replace(found, weight=smallest / float(likely[slot] * part))
     if not isinstance(state.ring, RingState):
