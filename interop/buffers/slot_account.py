@@ -8,11 +8,12 @@ import torch
 
 from fbuf.looking import StoredTrajectory, Why
 from fbuf.samplers import Reason
+from interop.buffers.components import keeps_rows_in_order
 from interop.buffers.episodes import Episodes
 from interop.data.arguments import class_of
 from interop.data.index import as_int
 from interop.data.keys import as_key
-from interop.samplers import ConsumingSampler, Sampler
+from interop.samplers import Sampler
 from interop.samplers.slice_draws import SliceDraws
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import Storage, columns
@@ -48,10 +49,11 @@ def account_of(
         priority=None if priorities is None else float(priorities[slot]),
         starts=None if starts is None else tuple(starts.tolist()),
     )
-    if writer.keeps_order and not isinstance(sampler, ConsumingSampler) and not any(storage.ring.discontinuities()):
-        ring, filled = storage.ring, storage.contents.filled_rows
-        age = (ring.cursor - 1 - slot // (len(storage) // filled)) % filled
-        found = dataclasses.replace(found, written=max(ring.written, filled) - 1 - age, age=age)
+    if keeps_rows_in_order(sampler, writer) and not any(storage.ring.discontinuities()):
+        contents = storage.contents
+        age = int(contents.row_ages()[slot // contents.items_per_row])
+        written = max(storage.ring.written, contents.filled_rows) - 1 - age
+        found = dataclasses.replace(found, written=written, age=age)
     if isinstance(draws, SliceDraws) and isinstance(draws.source, GivenTrajectories):
         held = _stored(draws.source, storage, slot)
         found = dataclasses.replace(found, trajectory=held, begins="as was given", ends="as was given")
@@ -111,7 +113,7 @@ class _MarkersInWords:
         self._ends = episodes.ends
         self._keys = episodes.source.keys.stored_keys
         self._storage = storage
-        self._lanes = len(storage) // storage.contents.filled_rows
+        self._lanes = storage.contents.items_per_row
         self._interleaved = episodes.source.of(storage).is_interleaved
 
     def _values(self, paths: tuple[Any, ...], slot: int) -> list[tuple[str, int | float]]:
@@ -123,11 +125,11 @@ class _MarkersInWords:
 
     def _next(self, slot: int, step: int) -> int | None:
         """The slot in the same lane that was written before or after; None for none."""
-        filled, ring = self._storage.contents.filled_rows, self._storage.ring
+        contents = self._storage.contents
+        filled, oldest = contents.filled_rows, contents.oldest_row
         row, lane = divmod(slot, self._lanes)
-        oldest = ring.cursor if filled == self._storage.row_capacity(None) else 0
-        age = (row - oldest) % filled + step
-        return ((age + oldest) % filled) * self._lanes + lane if 0 <= age < filled else None
+        time = (row - oldest) % filled + step
+        return ((time + oldest) % filled) * self._lanes + lane if 0 <= time < filled else None
 
     def begin(self, held: StoredTrajectory, slot: int) -> tuple[StoredTrajectory, str]:
         """The trajectory with its id, and with its step if that is known; and by what it begins."""

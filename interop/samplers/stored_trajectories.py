@@ -62,7 +62,7 @@ class StoredTrajectories:
         self._filled = filled
         if not follows:
             self.keys.find(storage)
-            self._now = storage.ring.cursor if filled == capacity else 0
+            self._now = storage.contents.oldest_row
             self.index = Trajectories(capacity, lanes, self._now)
             self._capacity = capacity
             self._markers = Markers.empty(0, lanes, len(self.keys.stored_keys.ids))
@@ -161,7 +161,7 @@ class StoredTrajectories:
     def _breaks(self, storage: Storage) -> np.ndarray:
         """The stored rows, counted from the oldest, that do not continue the row before them."""
         ring = storage.ring
-        oldest = ring.cursor if self._filled == self._capacity else 0
+        oldest = storage.contents.oldest_row
         steps = (np.array([ring.cursor, *ring.discontinuities()]) - oldest) % self._capacity
         return np.unique(steps[(steps > 0) & (steps < self._filled)])
 
