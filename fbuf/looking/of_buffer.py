@@ -338,7 +338,8 @@ def _why_of_one(
         reached = buffer.sampler.starts_that_reach(slot, steps, intact)
         if law.starts is not None and code == Reason.NONE:
             reached = reached[law.starts[reached] > 0]
-        found = dataclasses.replace(found, starts=tuple(reached.tolist()))
+        rule = buffer.sampler
+        found = dataclasses.replace(found, starts=tuple(reached.tolist()), slice_len=rule.length, needs=rule.shortest)
     return found
 
 

@@ -30,7 +30,8 @@ def account_of(
 ) -> Why:
     """What is known about an item; the lock of the storage is held. See `ReplayBuffer.why`."""
     slot = flat_slot(storage, index)
-    of_slot = Why(slot, Reason.NOT_WRITTEN, index=_coordinates(index), probability=0.0)
+    numbers = _coordinates(index)
+    of_slot = Why(slot, Reason.NOT_WRITTEN, index=numbers if len(numbers) > 1 else None, probability=0.0)
     if slot >= len(storage):
         return of_slot
     draws = sampler.draws
@@ -40,6 +41,7 @@ def account_of(
     if starts is not None and law.starts is not None and code == Reason.NONE:
         starts = starts[law.starts[starts] > 0]
     priorities = sampler.item_values.given_priorities(storage)
+    slice_len, needs = draws.slice_rows(batch_size) or (None, None)
     found = dataclasses.replace(
         of_slot,
         code=code,
@@ -48,6 +50,8 @@ def account_of(
         weight=law.weight(slot),
         priority=None if priorities is None else float(priorities[slot]),
         starts=None if starts is None else tuple(starts.tolist()),
+        slice_len=slice_len,
+        needs=needs,
     )
     if keeps_rows_in_order(sampler, writer) and not any(storage.ring.discontinuities()):
         contents = storage.contents
@@ -71,30 +75,25 @@ def flat_slot(storage: Storage, index: object) -> int:
     lanes, rows = shape[1:], storage.row_capacity(None) if len(storage) else storage.max_size
     if storage.ndim > 1 and not len(storage):
         rows, lanes = storage.max_size, (storage.max_size,) * (storage.ndim - 1)
-    parts = (
-        index if isinstance(index, tuple) else torch.as_tensor(index).tolist() if _is_coordinates(index) else (index,)
-    )
-    numbers = [as_int(part) for part in parts]
-    if len(numbers) != storage.ndim or None in numbers:
+    numbers = _coordinates(index)
+    if len(numbers) != storage.ndim:
         form = "an int" if storage.ndim == 1 else f"a tuple of {storage.ndim} ints, as in the index of a sample"
         raise TypeError(f"the index of an item is {form}, got {index!r}")
     flat = 0
     for number, size in zip(numbers, (rows, *lanes), strict=True):
-        assert number is not None
         if not 0 <= number < size:
             raise IndexError(f"index {index!r} does not exist: the storage has places 0 to {size - 1} there")
         flat = flat * size + number
     return flat
 
 
-def _is_coordinates(index: object) -> bool:
-    return isinstance(index, torch.Tensor | np.ndarray) and index.ndim == 1
-
-
-def _coordinates(index: object) -> tuple[int, ...] | None:
-    """The coordinates of an item in a storage of several item dims; None for one."""
-    found = torch.as_tensor(index).tolist() if _is_coordinates(index) else index
-    return tuple(int(part) for part in found) if isinstance(found, tuple | list) and len(found) > 1 else None
+def _coordinates(index: object) -> tuple[int, ...]:
+    """The integers of an index: of an int one, of a tuple, or a tensor or array of one dim, several. () for others."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if isinstance(index, torch.Tensor | np.ndarray) and index.ndim == 1:
+        parts = tuple(index.tolist())
+    numbers = tuple(number for part in parts if (number := as_int(part)) is not None)
+    return numbers if len(numbers) == len(parts) else ()
 
 
 def _stored(source: StoredTrajectories | GivenTrajectories, storage: Storage, slot: int) -> StoredTrajectory:

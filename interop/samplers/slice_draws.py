@@ -188,6 +188,10 @@ class SliceDraws(SlotDraws):
         law = SliceLaw(self.source.of(storage))
         return law.reached_from(slot, length, self.shape.spans(length)[1], self.shape.least(length))
 
+    def slice_rows(self, batch_size: int | None = None) -> tuple[int, int] | None:
+        length = self.shape.length(batch_size)
+        return None if length is None else (length, self.shape.least(length))
+
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         """The trajectories that slices of a batch of this size can be drawn from."""
         _, length = self.shape.of(batch_size)
