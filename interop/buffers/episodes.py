@@ -105,10 +105,10 @@ class Episodes(Shown, Generic[B]):
             self._lane = self._first = self.lengths = np.zeros(0, np.int64)
             return
         self._index = self._source.of(storage)
-        lane, first, last = self._index.stored().T
-        self._lane = lane.copy()
-        self._first = np.maximum(first, self._index.oldest)
-        self.lengths = last - self._first + 1
+        stored = self._index.stored()
+        self._lane = stored[:, 0].copy()
+        self._first = self._index.first_stored(stored)
+        self.lengths = self._index.lengths()
 
     @property
     def source(self) -> StoredTrajectories:

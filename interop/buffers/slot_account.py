@@ -15,7 +15,7 @@ from interop.data.index import as_int
 from interop.data.keys import as_key
 from interop.samplers import Sampler
 from interop.samplers.slice_draws import SliceDraws
-from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import Storage, columns
 from interop.writers import Writer
 
@@ -58,7 +58,7 @@ def account_of(
         age = int(contents.row_ages()[slot // contents.items_per_row])
         written = max(storage.ring.written, contents.filled_rows) - 1 - age
         found = dataclasses.replace(found, written=written, age=age)
-    if isinstance(draws, SliceDraws) and isinstance(draws.source, GivenTrajectories):
+    if isinstance(draws, SliceDraws) and draws.boundary_keys is None:
         held = _stored(draws.source, storage, slot)
         found = dataclasses.replace(found, trajectory=held, begins="as was given", ends="as was given")
     elif episodes is not None:
@@ -96,7 +96,7 @@ def _coordinates(index: object) -> tuple[int, ...]:
     return numbers if len(numbers) == len(parts) else ()
 
 
-def _stored(source: StoredTrajectories | GivenTrajectories, storage: Storage, slot: int) -> StoredTrajectory:
+def _stored(source: TrajectorySource, storage: Storage, slot: int) -> StoredTrajectory:
     """The trajectory of an item as far as it is stored, without its id and number."""
     index = source.of(storage)
     row, lane = np.divmod(np.array([slot]), index.lanes)

@@ -1,6 +1,7 @@
 """What the files at a path hold, in words: keys of items, and values of components."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fbuf.checkpoint import Fields
 from fbuf.checkpoint.manifest import Manifest
@@ -27,7 +28,7 @@ def of_checkpoint(found: Manifest) -> dict[str, str]:
     return rows | ({found.files[0].name: _listed(small)} if small and found.files else {})
 
 
-def _arrays(node: object, name: str) -> Iterator[tuple[str, str, list[object]]]:
+def _arrays(node: object, name: str) -> Iterator[tuple[str, str, Any]]:
     """The arrays of a tree: the names of what they hold, the mark, and the description."""
     if isinstance(node, Mapping):
         mark = next(iter(node), "")
