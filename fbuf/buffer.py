@@ -212,7 +212,7 @@ class Buffer(Shown):
         """The state after a write of the rows where the mask is True, and the slots of all rows: -1 for the others."""
         if self.trajectories is None and not self.sampler.needs_order:
             ring, rows = self.writer.claim_masked(state.ring, batch, mask, self.capacity)
-            slots = jnp.where((rows >= 0).reshape(-1, *(1 for _ in self.lanes)), self.slots_of(rows), -1)
+            slots = jnp.where(row_masks.over(rows >= 0, 1 + len(self.lanes)), self.slots_of(rows), -1)
             if self.writer.keeps_order:  # of more rows than there are the last stay
                 rows = jnp.where(row_masks.last_true(mask, self.capacity), rows, -1)
             return _store_some(self, state, ring, rows, batch), slots
@@ -357,7 +357,7 @@ class Buffer(Shown):
     def slots_of(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
         """The slots of the items in rows."""
         lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(1, *self.lanes)
-        return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane
+        return row_masks.over(rows, 1 + len(self.lanes)) * self.items_per_row + lane
 
     def size(self, state: BufferState) -> Int[Array | np.generic, ""]:
         """Items stored, over all lanes: an int32, inside jit an array, else a NumPy scalar, for which it waits."""

@@ -11,11 +11,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from fbuf import checks
+from fbuf import checks, row_masks
 from fbuf.buffer import Buffer, BufferState
 from fbuf.keywords import checked
 from fbuf.priority_tree import LARGEST
-from fbuf.samplers import Chances, Draw, Reason, Slices
+from fbuf.samplers import Chances, Draw, Slices
 from fbuf.shown import Shown
 
 
@@ -101,7 +101,7 @@ class Mixture(Shown):
 
         With fixed shares small batches have other parts: whole numbers of rows. On the host: not inside jit.
         """
-        some = [bool((law.drawable | (law.reason == Reason.UNKNOWN)).any()) for law in laws]
+        some = [bool((~law.refused).any()) for law in laws]
         shares = np.where(some, self._shares, 0.0)
         return shares / (shares.sum() or 1)
 
@@ -229,7 +229,7 @@ def _rows_of_drawn(parts: list[tuple[Any, Draw]], shares: Sequence[float], key: 
     def chosen(*leaves: Array) -> Array:
         rows = leaves[0]
         for i, leaf in enumerate(leaves[1:], start=1):
-            rows = jnp.where((member == i).reshape(-1, *(1 for _ in leaf.shape[1:])), leaf, rows)
+            rows = jnp.where(row_masks.over(member == i, leaf.ndim), leaf, rows)
         return rows
 
     rows = jax.tree.map(chosen, *([_of_rows(draw) for draw in draws]))

@@ -29,10 +29,15 @@ def order(mask: Bool[Array, " n"]) -> Int[Array, " n"]:
     return jnp.zeros_like(own).at[at].set(own, mode="drop")
 
 
+def over(mask: Array, ndim: int) -> Array:
+    """A mask or numbers of rows, [n], in a shape that broadcasts against leaves of `ndim` dims, [n, ...]."""
+    return mask.reshape(-1, *(1 for _ in range(ndim - 1)))
+
+
 def spread(values: Int[Array, "*rows"], mask: Bool[Array, " n"]) -> Int[Array, "*rows"]:
     """Values of the rows that are written, in their order, at the places of these rows; -1 at the others."""
     found = values.at[ranks(mask)].get(mode="clip")
-    return jnp.where(mask.reshape(-1, *(1 for _ in values.shape[1:])), found, -1)
+    return jnp.where(over(mask, values.ndim), found, -1)
 
 
 def first_of_each_run(mask: Bool[Array, "runs time"]) -> Bool[Array, "runs time"]:

@@ -119,30 +119,33 @@ class RoundRobin(Writer):
 
     def claim(self, state: RingState, batch: Any, count: int, capacity: int) -> tuple[RingState, Int[Array, " count"]]:
         # Unsigned: cursor + offset is below 2 * capacity, which may pass 2^31.
-        offsets = jnp.arange(count, dtype=jnp.uint32)
-        offsets = offsets % jnp.uint32(capacity) if count > capacity else offsets
-        rows = wrapped(state.cursor.astype(jnp.uint32) + offsets, capacity)
-        after = RingState.of(
-            cursor=wrapped(state.cursor.astype(jnp.uint32) + jnp.uint32(count % capacity), capacity),
-            # size + count may pass 2^31, so it is compared before it is added
-            size=jnp.where(state.size >= capacity - min(count, capacity), capacity, state.size + min(count, capacity)),
-            written=count_up(state.written, jnp.uint32(count)),
-        )
-        return after, rows
+        rows = self._rows_at(state, jnp.arange(count, dtype=jnp.uint32), capacity)
+        return self._after(state, jnp.uint32(count), jnp.uint32(count % capacity), min(count, capacity), capacity), rows
 
     def claim_masked(
         self, state: RingState, batch: PyTree, mask: Bool[Array, " n"], capacity: int
     ) -> tuple[RingState, Int[Array, " n"]]:
         offsets, count = row_masks.ranks(mask).astype(jnp.uint32), row_masks.count(mask)
-        offsets = offsets % jnp.uint32(capacity) if mask.shape[0] > capacity else offsets
-        rows = wrapped(state.cursor.astype(jnp.uint32) + offsets, capacity)
-        kept = jnp.minimum(count, capacity)
-        after = RingState.of(
-            cursor=wrapped(state.cursor.astype(jnp.uint32) + count.astype(jnp.uint32) % jnp.uint32(capacity), capacity),
-            size=jnp.where(state.size >= capacity - kept, capacity, state.size + kept),
-            written=count_up(state.written, count.astype(jnp.uint32)),
-        )
+        rows = self._rows_at(state, offsets, capacity)
+        kept, written = jnp.minimum(count, capacity), count.astype(jnp.uint32)
+        after = self._after(state, written, written % jnp.uint32(capacity), kept, capacity)
         return after, jnp.where(mask, rows, -1)
+
+    @staticmethod
+    def _rows_at(state: RingState, offsets: Array, capacity: int) -> Int[Array, " n"]:
+        """The rows of a batch of n items at these offsets from the cursor, uint32 [n] below n."""
+        offsets = offsets % jnp.uint32(capacity) if offsets.shape[0] > capacity else offsets
+        return wrapped(state.cursor.astype(jnp.uint32) + offsets, capacity)
+
+    @staticmethod
+    def _after(state: RingState, count: Array, steps: Array, kept: Array | int, capacity: int) -> RingState:
+        """The state after `count` items: the cursor moves by `steps` modulo the capacity, `kept` of them stay."""
+        return RingState.of(
+            cursor=wrapped(state.cursor.astype(jnp.uint32) + steps, capacity),
+            # size + count may pass 2^31, so it is compared before it is added
+            size=jnp.where(state.size >= capacity - kept, capacity, state.size + kept),
+            written=count_up(state.written, count),
+        )
 
     def clear(self, state: RingState, capacity: int) -> RingState:
         return self.init(capacity, None)

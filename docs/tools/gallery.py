@@ -14,6 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import uses
+
 ROOT = Path(__file__).parents[2]
 CURVES = ROOT / "docs" / "learn" / "curves"
 PAGE = ROOT / "docs" / "learn" / "gallery.md"
@@ -92,8 +96,7 @@ def page() -> str:
 
 def write() -> None:
     """Write the page, if its text has changed."""
-    if not PAGE.exists() or PAGE.read_text() != page():
-        PAGE.write_text(page())
+    uses.write_changed(PAGE, page())
 
 
 if __name__ == "__main__":

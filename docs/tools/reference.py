@@ -220,16 +220,14 @@ def texts() -> dict[str, str]:
 
 
 def write(folder: Path = FOLDER) -> None:
-    """Write the files that differ, so that a second build reads only those; remove all others."""
+    """Write the files that differ; remove all others."""
     folder.mkdir(parents=True, exist_ok=True)
     found = texts()
     for old in folder.iterdir():
         if old.name not in found:
             old.unlink()
     for name, text in found.items():
-        path = folder / name
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+        uses.write_changed(folder / name, text)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,17 @@ def pages() -> list[Path]:
     return sorted(each for part in ("learn", "do", "know", "lookup") for each in (DOCS / part).glob("*.md"))
 
 
+def document_of(page: Path) -> str:
+    """The name of a page as a document of the site: "do/datasets"."""
+    return str(page.relative_to(DOCS).with_suffix(""))
+
+
+def write_changed(path: Path, text: str) -> None:
+    """Write a file, if its text differs: a second build reads only those."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 def outputs_of(page: Path) -> Path:
     """The notebook with the outputs of a page."""
     return OUTPUTS / f"{page.stem}.ipynb"
@@ -50,7 +61,7 @@ def uses() -> dict[str, list[Use]]:
 
     for page in pages():
         text, names = page.read_text(), dict[str, str]()
-        document = str(page.relative_to(DOCS).with_suffix(""))
+        document = document_of(page)
         masked = FENCE.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)  # a comment is no heading
         headings = [(at.start(), at[2].strip()) for at in HEADING.finditer(masked)]
         title = headings[0][1]
@@ -70,7 +81,7 @@ def mentions() -> dict[str, list[Use]]:
     for page in pages():
         text = FENCE.sub("", page.read_text())
         title = HEADING.search(text)
-        use = Use(str(page.relative_to(DOCS).with_suffix("")), title[2].strip() if title else page.stem)
+        use = Use(document_of(page), title[2].strip() if title else page.stem)
         for name in {
             code for each in re.findall(r"`([^`\n]+)`", text) for code in re.findall(r"^(?:\w+\.)*(\w+)", each)
         }:

@@ -316,7 +316,7 @@ def _why_of_one(
     priorities = buffer.sampler.priorities(state.sampler, int(state.ring.size) * lanes)
     priority = None if priorities is None else float(priorities[slot])
     found = Why(slot, code, priority=priority, probability=probability, unit=law.unit)
-    likely = law.probability if law.starts is None else law.starts
+    likely = law.likely
     if likely is not None and smallest is not None and likely[slot] * part > 0:
         found = dataclasses.replace(found, weight=smallest / float(likely[slot] * part))
     if not isinstance(state.ring, RingState):
@@ -338,7 +338,8 @@ def _why_of_one(
         reached = buffer.sampler.starts_that_reach(slot, steps, intact)
         if law.starts is not None and code == Reason.NONE:
             reached = reached[law.starts[reached] > 0]
-        found = dataclasses.replace(found, starts=tuple(reached.tolist()))
+        rule = buffer.sampler
+        found = dataclasses.replace(found, starts=tuple(reached.tolist()), slice_len=rule.length, needs=rule.shortest)
     return found
 
 

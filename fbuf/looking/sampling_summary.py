@@ -39,7 +39,7 @@ class SamplingSummary:
         """The summary of the law of a draw. O(slots)."""
         held = law.reason != Reason.NOT_WRITTEN
         stored = int(held.sum())
-        codes, counts = np.unique(law.reason[held & ~law.drawable & (law.reason != Reason.UNKNOWN)], return_counts=True)
+        codes, counts = np.unique(law.reason[held & law.refused], return_counts=True)
         effective = top_share = None
         if law.probability is not None and (total := float(law.probability.sum())) > 0:
             effective = total**2 / float((law.probability**2).sum())

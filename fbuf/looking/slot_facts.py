@@ -53,6 +53,8 @@ class Why:
         member: the member of a mixture or ensemble; None for one buffer.
         unit: what one draw is: "item", "slice" or "group".
         index: the coordinates of the slot in a storage of several item dims; None for one dim.
+        slice_len: rows of a whole slice, without burn-in; None for single items, and where the length is not known.
+        needs: how many rows of its trajectory must be stored for a slice; None as for `slice_len`.
     """
 
     slot: int
@@ -69,11 +71,17 @@ class Why:
     member: int | None = None
     unit: str = "item"
     index: tuple[int, ...] | None = None
+    slice_len: int | None = None
+    needs: int | None = None
 
     @property
     def reason(self) -> str | None:
         """Why it is not in the next draw, in words; None if it can be, or if nobody knows."""
-        return None if self.code in (Reason.NONE, Reason.UNKNOWN) else self.code.words
+        if self.code in (Reason.NONE, Reason.UNKNOWN):
+            return None
+        if self.code == Reason.TOO_SHORT and self.needs is not None:
+            return f"{self.code.words}, which needs {self.needs} of them"
+        return self.code.words
 
     def to_dict(self) -> dict[str, object]:
         """The fields as plain values; `code` as the label of the reason."""
@@ -119,8 +127,8 @@ class Why:
             found = [f"A draw of one {self.unit} has it with probability {self.probability:.6g}."]
         else:
             found = [
-                f"A draw of one slice has it with probability {self.probability:.6g}. It is reached from "
-                f"{_some(self.starts)}."
+                f"A draw of one slice{'' if self.slice_len is None else f' of {self.slice_len} rows'} has it with "
+                f"probability {self.probability:.6g}. It is reached from {_some(self.starts)}."
             ]
         if self.weight is not None:
             what = "Its importance weight" if self.starts is None else "As a start, its importance weight"

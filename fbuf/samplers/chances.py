@@ -115,15 +115,25 @@ class Chances:
         return found
 
     @property
+    def refused(self) -> np.ndarray:
+        """bool [slots]: the slots that no draw before the next write has, for a known reason."""
+        found: np.ndarray = ~self.drawable & (self.reason != Reason.UNKNOWN)
+        return found
+
+    @property
+    def likely(self) -> np.ndarray | None:
+        """float64 [slots]: the probability that the slot is the drawn item, or the start of the slice; None if unknown."""
+        return self.probability if self.starts is None else self.starts
+
+    @property
     def smallest(self) -> float | None:
         """The probability of the least likely item, or start, that can be drawn: inf if none can be, None if unknown."""
-        likely = self.probability if self.starts is None else self.starts
+        likely = self.likely
         return None if likely is None else float(likely[likely > 0].min(initial=np.inf))
 
     def weight(self, slot: int) -> float | None:
         """The importance weight of an item, or start, for beta 1, relative to the largest; None if it is not drawn."""
-        likely = self.probability if self.starts is None else self.starts
-        smallest = self.smallest
+        likely, smallest = self.likely, self.smallest
         return None if likely is None or smallest is None or not likely[slot] > 0 else smallest / float(likely[slot])
 
     def over(self, slots: int) -> "Chances":
@@ -152,7 +162,7 @@ class Chances:
                 probability=None if self.probability is None else self.probability * part,
                 starts=None if self.starts is None else self.starts * part,
             )
-        reason = np.where(self.drawable | (self.reason == Reason.UNKNOWN), np.uint8(otherwise), self.reason)
+        reason = np.where(self.refused, self.reason, np.uint8(otherwise))
         zeros = np.zeros(self.reason.size)
         return dataclasses.replace(
             self, probability=zeros, reason=reason, starts=None if self.starts is None else zeros

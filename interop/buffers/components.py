@@ -13,7 +13,7 @@ from interop.data.arguments import class_of
 from interop.data.item_specs import is_spec
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.sample_units import SampleUnit
-from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
+from interop.samplers import ConsumingSampler, PrioritizedSampler, RandomSampler, Sampler
 from interop.storages import ListStorage, Storage, StorageEnsemble, TensorStorage
 from interop.storages import planning as of_storages
 from interop.transforms.chain import Compose, as_chain
@@ -62,6 +62,15 @@ def check_fit(storage: Storage, sampler: Sampler, writer: Writer, unit: SampleUn
     sampler.check_fit(storage, writer, prefetches, unit is not None)
     if unit is not None:
         unit.check_fit(writer)
+
+
+def keeps_rows_in_order(sampler: Sampler, writer: Writer) -> bool:
+    """Whether the stored rows are in the order of writing around the ring.
+
+    Not under a writer that puts items in the places of others by their values, nor where new items take the slots of
+    consumed ones.
+    """
+    return writer.keeps_order and not isinstance(sampler, ConsumingSampler)
 
 
 def check_batch_size(sampler: Sampler, batch_size: int | None) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 from tensordict.utils import NestedKey
 
 from fbuf.looking import Description, EpisodeSummary, Quantiles, SamplingSummary
+from interop.buffers.components import keeps_rows_in_order
 from interop.buffers.episodes import REWARDS
 from interop.data.keys import as_path
-from interop.samplers import ConsumingSampler, Sampler
+from interop.samplers import Sampler
 from interop.storages import Storage, columns
 from interop.storages.key_summaries import summaries
 from interop.writers import Writer
@@ -57,9 +58,7 @@ def described(
         draws = SamplingSummary.of(sampler.draws.chances(storage, batch_size))
     except (KeyError, RuntimeError, TypeError) as error:  # items lack an entry that the sampler needs
         facts["draws"] = f"not known: {error}"
-    ages = None
-    if writer.keeps_order and not isinstance(sampler, ConsumingSampler):
-        ages = Quantiles.of((storage.ring.cursor - 1 - np.arange(filled)) % max(filled, 1))
+    ages = Quantiles.of(storage.contents.row_ages()) if keeps_rows_in_order(sampler, writer) else None
     given = sampler.item_values.given_priorities(storage)
     return Description(
         title=title,

@@ -106,10 +106,10 @@ class Episodes(Shown, Generic[B]):
             self._lane = self._first = self.lengths = np.zeros(0, np.int64)
             return
         self._index = self._source.of(storage)
-        lane, first, last = self._index.stored().T
-        self._lane = lane.copy()
-        self._first = np.maximum(first, self._index.oldest)
-        self.lengths = last - self._first + 1
+        stored = self._index.stored()
+        self._lane = stored[:, 0].copy()
+        self._first = self._index.first_stored(stored)
+        self.lengths = self._index.lengths()
 
     @property
     def source(self) -> StoredTrajectories:
@@ -274,11 +274,8 @@ class Episodes(Shown, Generic[B]):
         """The numbers of the episodes, lane by lane, those with the oldest first rows first."""
         if not len(self):
             return np.arange(0)
-        storage = self._storage
-        filled = storage.contents.filled_rows
-        oldest = storage.ring.cursor if filled == storage.row_capacity(None) else 0
         rows = self._index.slots_at(self._first, self._lane) // self._index.lanes
-        return np.lexsort(((rows - oldest) % filled, self._lane))
+        return np.lexsort((-self._storage.contents.row_ages()[rows], self._lane))
 
     def _parts(self, numbers: np.ndarray, keys: frozenset[Any] | None) -> Iterator[tuple[Trajectory, bool]]:
         """For each of the episodes at least the entries `keys`, each also of "next", and whether these are all entries."""
@@ -420,23 +417,24 @@ class Episodes(Shown, Generic[B]):
         if isinstance(self._buffer.writer, ImmutableDatasetWriter):
             return np.zeros(len(self), np.bool_)
         filled = storage.contents.filled_rows
-        oldest = storage.ring.cursor if filled == storage.row_capacity(None) else 0
-        ages = (last // self._index.lanes - oldest) % filled  # of rows, 0 for the oldest
+        ages = storage.contents.row_ages()[last // self._index.lanes]
         if self._index.lanes > 1 or not self._source.keys.stored_keys.ids:
-            return ages == filled - 1
+            return ages == 0
         # An episode is closed by the next row of its id, or by the second one of another id: among the newest rows, from
         # the last episode of several rows on, or among all of them where they are interleaved.
+        times = filled - 1 - ages  # 0 for the oldest row
         since = 0
         if not self._index.is_interleaved:
             several = (self.lengths > 1).nonzero()[0]
-            since = int(ages[several[-1]]) if several.size else 0
-        rows = (np.arange(since, filled) + oldest) % filled
+            since = int(times[several[-1]]) if several.size else 0
+        rows = storage.contents.rows_in_order()[since:]
         closings = markers.closings(self._source.keys.read(storage, rows, 1))
+        oldest = storage.contents.oldest_row
         breaks = (np.array([row for row in storage.ring.discontinuities() if row < filled], np.int64) - oldest) % filled
-        places = ages - since
+        places = times - since
         open_ones = places >= 0
         open_ones[open_ones] = closings[places[open_ones]] == len(rows)
-        return open_ones & (ages >= breaks.max(initial=0))
+        return open_ones & (times >= breaks.max(initial=0))
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         yield from (("episodes", len(self)), ("rows", int(self.lengths.sum())))

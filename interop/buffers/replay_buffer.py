@@ -27,6 +27,7 @@ from interop.buffers.components import (
     check_fit,
     example_of,
     first_row,
+    keeps_rows_in_order,
     made_component,
     shares_of,
 )
@@ -232,8 +233,7 @@ class ReplayBuffer(Sampled):
         added = (OwnAttributes(component) for component in (storage, writer) if not is_ours(type(component)))
         self._undoable = (*(component for component, changes in own if changes), *added)
         storage.attach(self)
-        fills_in_order = writer.keeps_order and not isinstance(sampler, ConsumingSampler)
-        in_order = fills_in_order and storage.contents.tracks_writes
+        in_order = keeps_rows_in_order(sampler, writer) and storage.contents.tracks_writes
         self.observers.join(storage, in_order, sampler.hooks.is_users)
         self._pass_generator()
 
@@ -856,7 +856,7 @@ class ReplayBuffer(Sampled):
             if not len(self._storage):
                 return []
             if trajectory_key is None:
-                return self.episodes.query(predicate)
+                return self._own_episodes().query(predicate)
             return Episodes(self, self._over, named_alone(trajectory_key)).query(predicate)
 
     def _trajectory_keys(self) -> TrajectoryKeys:
@@ -912,17 +912,15 @@ class ReplayBuffer(Sampled):
         TypeError for a writer or sampler under which rows are not in the order of writing.
         """
         with locked(self):
-            if not self._writer.keeps_order or isinstance(self._sampler, ConsumingSampler):
+            if not keeps_rows_in_order(self._sampler, self._writer):
                 part = self._sampler if self._writer.keeps_order else self._writer
                 raise TypeError(
                     f"with a {type(part).__name__} the rows are not stored in the order of writing: read rb[:]"
                 )
-            storage = self._storage
-            filled = storage.contents.filled_rows
-            oldest = storage.ring.cursor if filled == storage.row_capacity(None) else 0
-            if not oldest:
+            contents = self._storage.contents
+            if not contents.oldest_row:
                 return self[:]
-            rows = (torch.arange(filled, device="cpu") + oldest) % filled
+            rows = torch.from_numpy(contents.rows_in_order())
             return self[(*(slice(None) for _ in range(self.dim_extend)), rows)] if self.dim_extend else self[rows]
 
     def read_all_in_order(self, end: int | None = None) -> Any:

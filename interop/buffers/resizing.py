@@ -173,11 +173,7 @@ def _saved_items(fields: Fields, storage: Storage) -> int | None:
 
 def rows_in_order(storage: Storage, writer: Writer) -> np.ndarray:
     """The numbers of the stored rows, int64, the oldest one first; in the order of slots where the writer keeps none."""
-    filled = storage.contents.filled_rows
-    rows = np.arange(filled)
-    if not writer.keeps_order or filled < storage.row_capacity(None):
-        return rows
-    return np.roll(rows, -storage.ring.cursor)
+    return storage.contents.rows_in_order() if writer.keeps_order else np.arange(storage.contents.filled_rows)
 
 
 def pieces_in_order(storage: Storage, rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
@@ -192,9 +188,9 @@ def pieces_in_order(storage: Storage, rows: np.ndarray, most: int) -> Iterator[n
 def _copy(storage: Storage, writer: Writer, new: Storage, new_writer: Writer) -> np.ndarray:
     """Write the newest rows into a new storage. Returns the old slot of each new one, int64 [items]."""
     rows = rows_in_order(storage, writer)
-    per_row = len(storage) // max(len(rows), 1)
     if not len(rows):
         return np.zeros(0, np.int64)
+    per_row = storage.contents.items_per_row
     row_capacity = new.max_size // per_row if isinstance(new, ListStorage) else -(-new.max_size // per_row)
     if writer.keeps_order:
         rows = rows[-row_capacity:]
@@ -225,8 +221,7 @@ def _rows_at_once(storage: Storage) -> int:
     if layout is None:
         return 1024
     item = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64)) for leaf in layout.leaves)
-    lanes = len(storage) // max(storage.contents.filled_rows, 1)
-    return int(max(1, _PIECE // max(item * lanes, 1)))
+    return int(max(1, _PIECE // max(item * storage.contents.items_per_row, 1)))
 
 
 def _raise_generations(storage: Storage, new: Storage) -> None:

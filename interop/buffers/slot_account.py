@@ -8,13 +8,14 @@ import torch
 
 from fbuf.looking import StoredTrajectory, Why
 from fbuf.samplers import Reason
+from interop.buffers.components import keeps_rows_in_order
 from interop.buffers.episodes import Episodes
 from interop.data.arguments import class_of
 from interop.data.index import as_int
 from interop.data.keys import as_key
-from interop.samplers import ConsumingSampler, Sampler
+from interop.samplers import Sampler
 from interop.samplers.slice_draws import SliceDraws
-from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import Storage, columns
 from interop.writers import Writer
 
@@ -29,7 +30,8 @@ def account_of(
 ) -> Why:
     """What is known about an item; the lock of the storage is held. See `ReplayBuffer.why`."""
     slot = flat_slot(storage, index)
-    of_slot = Why(slot, Reason.NOT_WRITTEN, index=_coordinates(index), probability=0.0)
+    numbers = _coordinates(index)
+    of_slot = Why(slot, Reason.NOT_WRITTEN, index=numbers if len(numbers) > 1 else None, probability=0.0)
     if slot >= len(storage):
         return of_slot
     draws = sampler.draws
@@ -39,6 +41,7 @@ def account_of(
     if starts is not None and law.starts is not None and code == Reason.NONE:
         starts = starts[law.starts[starts] > 0]
     priorities = sampler.item_values.given_priorities(storage)
+    slice_len, needs = draws.slice_rows(batch_size) or (None, None)
     found = dataclasses.replace(
         of_slot,
         code=code,
@@ -47,12 +50,15 @@ def account_of(
         weight=law.weight(slot),
         priority=None if priorities is None else float(priorities[slot]),
         starts=None if starts is None else tuple(starts.tolist()),
+        slice_len=slice_len,
+        needs=needs,
     )
-    if writer.keeps_order and not isinstance(sampler, ConsumingSampler) and not any(storage.ring.discontinuities()):
-        ring, filled = storage.ring, storage.contents.filled_rows
-        age = (ring.cursor - 1 - slot // (len(storage) // filled)) % filled
-        found = dataclasses.replace(found, written=max(ring.written, filled) - 1 - age, age=age)
-    if isinstance(draws, SliceDraws) and isinstance(draws.source, GivenTrajectories):
+    if keeps_rows_in_order(sampler, writer) and not any(storage.ring.discontinuities()):
+        contents = storage.contents
+        age = int(contents.row_ages()[slot // contents.items_per_row])
+        written = max(storage.ring.written, contents.filled_rows) - 1 - age
+        found = dataclasses.replace(found, written=written, age=age)
+    if isinstance(draws, SliceDraws) and draws.boundary_keys is None:
         held = _stored(draws.source, storage, slot)
         found = dataclasses.replace(found, trajectory=held, begins="as was given", ends="as was given")
     elif episodes is not None:
@@ -69,16 +75,12 @@ def flat_slot(storage: Storage, index: object) -> int:
     lanes, rows = shape[1:], storage.row_capacity(None) if len(storage) else storage.max_size
     if storage.ndim > 1 and not len(storage):
         rows, lanes = storage.max_size, (storage.max_size,) * (storage.ndim - 1)
-    parts = (
-        index if isinstance(index, tuple) else torch.as_tensor(index).tolist() if _is_coordinates(index) else (index,)
-    )
-    numbers = [as_int(part) for part in parts]
-    if len(numbers) != storage.ndim or None in numbers:
+    numbers = _coordinates(index)
+    if len(numbers) != storage.ndim:
         form = "an int" if storage.ndim == 1 else f"a tuple of {storage.ndim} ints, as in the index of a sample"
         raise TypeError(f"the index of an item is {form}, got {index!r}")
     flat = 0
     for dim, (number, size) in enumerate(zip(numbers, (rows, *lanes), strict=True)):
-        assert number is not None
         if not 0 <= number < size:
             there = ""
             if storage.ndim > 1:
@@ -89,17 +91,16 @@ def flat_slot(storage: Storage, index: object) -> int:
     return flat
 
 
-def _is_coordinates(index: object) -> bool:
-    return isinstance(index, torch.Tensor | np.ndarray) and index.ndim == 1
+def _coordinates(index: object) -> tuple[int, ...]:
+    """The integers of an index: of an int one, of a tuple, or a tensor or array of one dim, several. () for others."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if isinstance(index, torch.Tensor | np.ndarray) and index.ndim == 1:
+        parts = tuple(index.tolist())
+    numbers = tuple(number for part in parts if (number := as_int(part)) is not None)
+    return numbers if len(numbers) == len(parts) else ()
 
 
-def _coordinates(index: object) -> tuple[int, ...] | None:
-    """The coordinates of an item in a storage of several item dims; None for one."""
-    found = torch.as_tensor(index).tolist() if _is_coordinates(index) else index
-    return tuple(int(part) for part in found) if isinstance(found, tuple | list) and len(found) > 1 else None
-
-
-def _stored(source: StoredTrajectories | GivenTrajectories, storage: Storage, slot: int) -> StoredTrajectory:
+def _stored(source: TrajectorySource, storage: Storage, slot: int) -> StoredTrajectory:
     """The trajectory of an item as far as it is stored, without its id and number."""
     index = source.of(storage)
     row, lane = np.divmod(np.array([slot]), index.lanes)
@@ -115,7 +116,7 @@ class _MarkersInWords:
         self._ends = episodes.ends
         self._keys = episodes.source.keys.stored_keys
         self._storage = storage
-        self._lanes = len(storage) // storage.contents.filled_rows
+        self._lanes = storage.contents.items_per_row
         self._interleaved = episodes.source.of(storage).is_interleaved
 
     def _values(self, paths: tuple[Any, ...], slot: int) -> list[tuple[str, int | float]]:
@@ -127,11 +128,11 @@ class _MarkersInWords:
 
     def _next(self, slot: int, step: int) -> int | None:
         """The slot in the same lane that was written before or after; None for none."""
-        filled, ring = self._storage.contents.filled_rows, self._storage.ring
+        contents = self._storage.contents
+        filled, oldest = contents.filled_rows, contents.oldest_row
         row, lane = divmod(slot, self._lanes)
-        oldest = ring.cursor if filled == self._storage.row_capacity(None) else 0
-        age = (row - oldest) % filled + step
-        return ((age + oldest) % filled) * self._lanes + lane if 0 <= age < filled else None
+        time = (row - oldest) % filled + step
+        return ((time + oldest) % filled) * self._lanes + lane if 0 <= time < filled else None
 
     def begin(self, held: StoredTrajectory, slot: int) -> tuple[StoredTrajectory, str]:
         """The trajectory with its id, and with its step if that is known; and by what it begins."""

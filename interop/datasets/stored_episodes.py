@@ -20,7 +20,6 @@ from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.shared.storage_lock import locked
 from interop.storages import Storage, TensorStorage, columns
-from interop.writers import TensorDictMaxValueWriter
 
 Kind = tuple[torch.dtype | str, tuple[int, ...]]
 """The dtype and shape of an entry of one row; "text", "bytes", "ragged rows" or "values" for other than dense tensors."""
@@ -41,7 +40,7 @@ def stored_episodes(
     """
     if not isinstance(rb, ReplayBuffer):
         raise TypeError(f"a single ReplayBuffer is needed, got {class_of(rb)}: write members of an ensemble one by one")
-    if isinstance(rb.writer, TensorDictMaxValueWriter):
+    if not rb.writer.keeps_order:
         raise TypeError(f"a {type(rb.writer).__name__} does not keep the order of rows: there are no trajectories")
     with locked(rb):
         if not len(rb.storage):
@@ -68,9 +67,10 @@ class StoredEpisodes:
         self._exclude = tuple(exclude)
         markers = BoundaryKeys(keys)
         self._index = StoredTrajectories(markers).of(storage)
-        self._lane, first, last = self._index.stored().T
-        self._first = np.maximum(first, self._index.oldest)
-        self._stops = np.cumsum(last - self._first + 1)  # positions in the new order
+        stored = self._index.stored()
+        self._lane = stored[:, 0]
+        self._first = self._index.first_stored(stored)
+        self._stops = np.cumsum(self._index.lengths())  # positions in the new order
         self._starts = np.concatenate([[0], self._stops[:-1]])
         self.rows = int(self._stops[-1])
         """The number of all rows."""

@@ -12,6 +12,7 @@ from tensordict.utils import NestedKey
 from interop.buffers import ReplayBuffer
 from interop.data.arguments import required
 from interop.data.keys import entries_below
+from interop.datasets.dataset_card import card, keys_in_words
 from interop.datasets.export_formats import PARQUET, RaggedRows, refuse_names
 from interop.datasets.image_entries import ImageEntry, image_column, image_paths
 from interop.datasets.progress import progress
@@ -83,7 +84,7 @@ def to_hub_folder(
         row = _table(first)
         if images:
             row = row.replace_schema_metadata({"huggingface": json.dumps(_library_features(row.schema, images))})
-        card = _card(name or folder.name, licence, description, stored, first)
+        card_text = _card(name or folder.name, licence, description, stored, first)
 
         def make(scratch: Path) -> None:
             data = scratch / "data" / "data"
@@ -98,7 +99,7 @@ def to_hub_folder(
                     while size < shard_bytes and (more := next(tables, None)) is not None:
                         writer.write_table(more)
                         size += more.nbytes
-            (scratch / "data" / "README.md").write_bytes(card)
+            (scratch / "data" / "README.md").write_bytes(card_text)
 
         publish(folder, None, make)
     return folder
@@ -204,7 +205,7 @@ def _kind_of(values: object) -> str:
 
 
 def _card(name: str, licence: str | None, description: str, stored: StoredEpisodes, first: dict[str, Any]) -> bytes:
-    """The dataset card: YAML, written as JSON, and Markdown. ValueError for text that UTF-8 cannot say."""
+    """The dataset card. ValueError for text that UTF-8 cannot say."""
     front = {
         "pretty_name": name,
         "license": licence,
@@ -212,13 +213,8 @@ def _card(name: str, licence: str | None, description: str, stored: StoredEpisod
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
     }
     kinds = {name: _kind_of(cells) for name, cells in first.items()}
-    keys = " or ".join(f"`{'.'.join(path)}`" for path in stored.marked_by)
-    text = "\n".join([
-        "---",
-        *(f"{key}: {json.dumps(value)}" for key, value in front.items() if value is not None),
-        "---",
-        f"# {name}",
-        "",
+    keys = keys_in_words(stored.marked_by)
+    lines = [
         *([description, ""] if description else []),
         f"{stored.rows} steps of {len(stored)} episodes, written from a replay buffer.",
         "",
@@ -229,9 +225,8 @@ def _card(name: str, licence: str | None, description: str, stored: StoredEpisod
         "`next.` is what came of the step. The rows of an episode have one `episode`, and follow each other in time.",
         f"An episode ends by {keys} of the buffer, with its newest row, and where a write began elsewhere. The first",
         "rows of the oldest one may have been written over.",
-        "",
-    ])  # fmt: skip
+    ]
     try:
-        return text.encode()
+        return card(front, name, lines).encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"name, licence and description make no text of the card: {error}") from error

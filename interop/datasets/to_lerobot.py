@@ -1,7 +1,6 @@
 """Export of a replay buffer to a LeRobot dataset, a new one or one that grows."""
 
 import contextlib
-import json
 import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from interop.buffers import ReplayBuffer
 from interop.data.arguments import required, whole
 from interop.data.keys import entries_below
 from interop.data.trajectory_keys import KeyPath
+from interop.datasets.dataset_card import card, keys_in_words
 from interop.datasets.lerobot_features import LEROBOT, TASK, WrittenFeature, features_to_write
 from interop.datasets.lerobot_grown import Existing, check_alike, existing, link_files
 from interop.datasets.lerobot_writer import Format, LeRobotWriter
@@ -185,25 +185,19 @@ def _check_encoder(features: Sequence[WrittenFeature], how: Format) -> None:
 
 
 def _card(name: str, licence: str | None, features: Sequence[WrittenFeature], stored: StoredEpisodes) -> bytes:
-    """The dataset card: YAML, written as JSON, and Markdown."""
+    """The dataset card."""
     front = {
         "license": licence,
         "task_categories": ["robotics"],
         "tags": ["LeRobot"],
         "configs": [{"config_name": "default", "data_files": "data/*/*.parquet"}],
     }
-    keys = " or ".join(f"`{'.'.join(map(str, path))}`" for path in stored.marked_by)
-    text = "\n".join([
-        "---",
-        *(f"{key}: {json.dumps(value)}" for key, value in front.items() if value is not None),
-        "---",
-        f"# {name}",
-        "",
+    keys = keys_in_words(stored.marked_by)
+    lines = [
         f"A LeRobot dataset (v3.0), written from a replay buffer. `meta/info.json` describes it. Episodes end by {keys}.",
         "",
         "| feature | kind | shape |",
         "|---|---|---|",
         *(f"| `{each.name}` | {each.kind} | {[*each.shape]} |" for each in features),
-        "",
-    ])  # fmt: skip
-    return text.encode(errors="replace")
+    ]
+    return card(front, name, lines).encode(errors="replace")

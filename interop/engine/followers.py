@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from interop.host.ring import Ring
@@ -24,6 +25,8 @@ class HasRows(Protocol):
 
     @property
     def filled_rows(self) -> int: ...
+
+    def row_ages(self) -> np.ndarray: ...
 
     def coordinates(self, rows: Any) -> Any: ...
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fbuf.checkpoint import StoredColumns
 from fbuf.memory_plan import Share
 from interop.data.layout import Layout, LeafSpec
+from interop.engine import plans
 from interop.engine.places.heap import Heap
 from interop.engine.places.place import Place
 from interop.engine.saved_rows import SavedRing, as_tensor
@@ -50,7 +51,17 @@ class SavedRows(Rows):
 
 
 class SavedFiles(Place):
-    """The place of a table whose rows are in a checkpoint."""
+    """The place of a table whose rows are in a checkpoint.
+
+    Args:
+        path: the checkpoint.
+        filled: rows in it.
+    """
+
+    def __init__(self, path: str, filled: int) -> None:
+        super().__init__()
+        self._path = path
+        self._filled = filled
 
     def zeros(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         raise RuntimeError("a checkpoint that was opened with mode='r' takes no items")
@@ -64,4 +75,4 @@ class SavedFiles(Place):
     def plan(
         self, layout: Layout, lead: tuple[int, ...], device: torch.device, is_allocated: bool = False
     ) -> list[Share]:
-        return []
+        return plans.arrays("items", layout.leaves, (self._filled, *lead[1:]), self._path)

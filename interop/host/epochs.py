@@ -50,6 +50,18 @@ class _Take:
     undone: tuple[np.ndarray | None, tuple[Any, np.ndarray] | None, _Cursor] | None = None  # once it is being undone
 
 
+class _Fields(NamedTuple):
+    """The fields of an epoch but for the entries of its order, which are undone by what moved."""
+
+    order: np.ndarray | None
+    length: int
+    number: int
+    at: _Cursor
+    last: _Take | None
+    ran_out: bool
+    reserved: list[_Take]
+
+
 class Epoch:
     """Takes positions of [0, length), each once an epoch, in uniformly random order; in ascending order without `shuffle`.
 
@@ -116,7 +128,7 @@ class Epoch:
             if moves is None:
                 self._moves = moves = []
             known = len(moves)
-            before = self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved
+            before = self._fields()
             try:
                 found = take()
                 if not known:
@@ -125,7 +137,7 @@ class Epoch:
             except BaseException:
                 for order, places, entries in moves[: known - len(moves) - 1 : -1]:
                     order[places] = entries
-                self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved = before
+                self._put_fields(before)
                 if not known:
                     self._moves = None
                 raise
@@ -192,18 +204,25 @@ class Epoch:
         self._number += 1
         self._at = _Cursor(self._number, self._at.version + 1)
 
-    def before_draw(self) -> tuple[Any, ...]:
+    def _fields(self) -> "_Fields":
+        """What a take, and the beginning of an epoch, replace."""
+        return _Fields(self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved)
+
+    def _put_fields(self, fields: "_Fields") -> None:
+        self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved = fields
+
+    def before_draw(self) -> "_Fields":
         """What `put_back` needs after takes without a request. O(1); they are recorded until the next call."""
         with self.lock:
             self._since = []
-            return self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved
+            return self._fields()
 
-    def put_back(self, before: tuple[Any, ...]) -> None:
+    def put_back(self, before: "_Fields") -> None:
         """Be as at the last `before_draw`. It may be called again after an interrupt."""
         with self.lock:
             for order, places, entries in reversed(self._since or ()):
                 order[places] = entries
-            self._order, self._length, self._number, self._at, self._last, self.ran_out, self._reserved = before
+            self._put_fields(before)
 
     def restart(self) -> None:
         """Begin an epoch and drop all reserved takes. O(1)."""

@@ -112,16 +112,21 @@ class Trajectories:
                 found[0, 1] = self.oldest
         return found
 
+    def first_stored(self, found: np.ndarray) -> np.ndarray:
+        """The first stored time of each of these trajectories, [n, 3] as of `stored`, int64 [n]."""
+        times: np.ndarray = np.maximum(found[:, 1], self.oldest)
+        return times
+
     def _long(self, found: np.ndarray, least: int) -> np.ndarray:
         """The trajectories of at least `least` stored rows."""
         if len(found) == 1:
             return found if found.item(0, 2) - max(found.item(0, 1), self.oldest) >= least - 1 else found[:0]
-        return found[found[:, 2] - np.maximum(found[:, 1], self.oldest) >= least - 1]
+        return found[found[:, 2] - self.first_stored(found) >= least - 1]
 
     def lengths(self) -> np.ndarray:
         """Stored rows of each stored trajectory."""
         found = self.stored()
-        return found[:, 2] - np.maximum(found[:, 1], self.oldest) + 1
+        return found[:, 2] - self.first_stored(found) + 1
 
     def located(self, rows: np.ndarray, lane: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The times of stored items, and the first and the last stored time of the trajectory of each.
@@ -137,7 +142,7 @@ class Trajectories:
                 self._by_lane = order, self._ordinal(found[order, 0], found[order, 2])
             order, ends = self._by_lane
             found = found.take(order[ends.searchsorted(self._ordinal(lane, times))], 0)
-        return times, np.maximum(found[:, 1], self.oldest), found[:, 2]
+        return times, self.first_stored(found), found[:, 2]
 
     def _ordinal(self, lane: np.ndarray | None, times: np.ndarray) -> np.ndarray:
         """Numbers of stored times in lanes, in the order of lanes."""

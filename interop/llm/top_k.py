@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, lazy_stack
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.checkpoint.plain_values import opened, plain
 from interop.data.arguments import class_of, whole
-from interop.data.keys import as_path, checked_key, missing
+from interop.data.keys import checked_key, entry_at, missing
 from interop.transforms.transform import Transform, expect_tensordict
 
 _log = logging.getLogger(__name__)
@@ -128,10 +128,10 @@ class TopKRewardSelector(Transform):
         return torch.as_tensor(value)
 
     def _prompt_of(self, item: TensorDictBase) -> _Prompt:
-        owner: Any = item.get(as_path(self.prompt_key)[:-1]) if len(as_path(self.prompt_key)) > 1 else item
-        if owner is None or as_path(self.prompt_key)[-1] not in owner.keys():  # noqa: SIM118
+        entry: Any = entry_at(item, self.prompt_key)
+        if entry is None:
             raise missing(type(self).__name__, self.prompt_key, item)
-        prompt = owner[as_path(self.prompt_key)[-1]]
+        prompt = entry.data if is_non_tensor(entry) else entry
         if isinstance(prompt, Tensor):
             dense = prompt.detach().cpu().contiguous().reshape(-1)
             return repr((tuple(prompt.shape), prompt.dtype)).encode() + dense.view(torch.uint8).numpy().tobytes()

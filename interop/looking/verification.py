@@ -5,15 +5,16 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fbuf.checkpoint import CheckpointError, Reading, files
+from fbuf.checkpoint import CheckpointError, Fields, Reading, files
 from fbuf.checkpoint.manifest import NAME, FileEntry, Manifest
+from interop.looking import file_contents
 from interop.looking.path_kinds import Kind, below, kind_of, minari_data
 from interop.looking.tables import size
 from interop.shared import checksums
@@ -37,13 +38,21 @@ _BATCH = 1 << 14  # rows of Parquet that are read at once
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written, and why."""
+    """A file that is not what was written.
+
+    Attributes:
+        file: its name.
+        what: what is wrong with it.
+        holds: the keys of items and the values of components in it, such as "rows 0 to 99 of next.reward"; "" if not known.
+    """
 
     file: str
     what: str
+    holds: str = ""
 
     def __str__(self) -> str:
-        return self.what if self.file in self.what else f"{self.file}: {self.what}"
+        text = self.what if self.file in self.what else f"{self.file}: {self.what}"
+        return f"{text}. It holds {self.holds}" if self.holds else text
 
 
 @dataclass
@@ -72,7 +81,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
-        damaged = [{"file": each.file, "what": each.what} for each in self.damaged]
+        damaged = [asdict(each) for each in self.damaged]
         own = {name: getattr(self, name) for name in ("path", "kind", "files", "bytes", "ok", "notes")}
         return {**own, "damaged": damaged}
 
@@ -152,7 +161,7 @@ def seal(path: str | os.PathLike[str], progress: Progress | None = None) -> None
 def _join(report: Report, other: Report) -> None:
     report.files += other.files
     report.bytes += other.bytes
-    report.damaged += [Damage(str(Path(other.path) / each.file), each.what) for each in other.damaged]
+    report.damaged += [replace(each, file=str(Path(other.path) / each.file)) for each in other.damaged]
     report.notes += [each if other.path in each else f"{other.path}: {each}" for each in other.notes]
 
 
@@ -181,7 +190,9 @@ def _checkpoint(root: Path, report: Report, progress: Progress | None) -> None:
             if damaged and Manifest.read(root).folder != found.folder:
                 continue  # another checkpoint has replaced it meanwhile
         break
-    report.files, report.damaged = len(found.files) + 1, damaged
+    holds = file_contents.of_checkpoint(found) if damaged else {}
+    report.files = len(found.files) + 1
+    report.damaged = [replace(each, holds=holds.get(each.file, "")) for each in damaged]
     report.bytes = sum(each.size for each in found.files) + os.path.getsize(root / NAME)
 
 
@@ -237,7 +248,7 @@ def _rows(root: Path, report: Report, progress: Progress | None) -> None:
             why = "its checksums are outdated: the last writer has not closed it" if there else "it has no checksums"
             report.notes.append(f"only sizes were checked, {why}. interop.seal({str(root)!r}) writes them")
             return
-        _blocks(root, report, sums, progress)
+        _blocks(root, report, sums, saved, progress)
 
 
 def _record(root: Path, report: Report) -> None:
@@ -248,7 +259,7 @@ def _record(root: Path, report: Report) -> None:
         check_files(root, {name: size for name, size in named.items() if name != STATE})
 
 
-def _blocks(root: Path, report: Report, sums: checksums.Sums, progress: Progress | None) -> None:
+def _blocks(root: Path, report: Report, sums: checksums.Sums, saved: Fields, progress: Progress | None) -> None:
     if dict(sums.counters) != counters_of(root / STATE):
         report.damaged.append(Damage(STATE, f"{root / STATE}: its counters are others than when it was sealed"))
     counter = _Counter(progress, sum(size for size, _ in sums.files.values()))
@@ -267,10 +278,10 @@ def _blocks(root: Path, report: Report, sums: checksums.Sums, progress: Progress
             report.bytes += there
             wrong = np.flatnonzero(wanted != found) if wanted.size == found.size else np.arange(found.size)
             if wrong.size:
-                start = int(wrong[0]) * sums.block
-                raise ValueError(
-                    f"{root / name}: {wrong.size} of {found.size} blocks are damaged, the first one at byte {start:,}"
-                )
+                start, stop = int(wrong[0]) * sums.block, min((int(wrong[0]) + 1) * sums.block, there)
+                what = f"{wrong.size} of {found.size} blocks are damaged, the first one at byte {start:,}"
+                holds = file_contents.of_rows(saved, name, start, stop - 1)
+                report.damaged.append(Damage(name, f"{root / name}: {what}", holds))
 
 
 # ------------------------------------------------------------------ datasets

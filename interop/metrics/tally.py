@@ -137,8 +137,7 @@ class Tally(Observer):
         self._dims = _dims(storage)
         births = None
         if self._in_order:
-            ages = (storage.ring.cursor - 1 - np.arange(filled)) % max(filled, 1)
-            births = np.repeat(self._rows - 1 - ages, self._lanes)
+            births = np.repeat(self._rows - 1 - storage.contents.row_ages(), self._lanes)
         self._rows += 1
         self._begun = self._rows  # batches that were read before are late
         self._lives.begin(births if births is None else births + 1, filled * self._lanes, self._rows)

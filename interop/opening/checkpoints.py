@@ -243,7 +243,8 @@ def _storage(fields: Fields, mode: Mode, given: object, source: Reading) -> tupl
         own = saved.any("arguments") if "arguments" in saved else {}
         max_size = own.get("max_size", max_size) if isinstance(own, Mapping) else max_size
         if mode == "r" and rows.get("layout") is not None:
-            return TensorStorage.over(SavedFiles(), max_size, ndim=ndim), True
+            filled = Fields(ring, saved.where).whole("filled")
+            return TensorStorage.over(SavedFiles(str(source.path), filled), max_size, ndim=ndim), True
         return LazyTensorStorage(max_size, ndim=ndim), False
     if "arguments" in saved:
         storage = built(Storage, _named(saved))

@@ -107,6 +107,13 @@ class Draws(ABC):
         """
         return None
 
+    def slice_rows(self, batch_size: int | None = None) -> tuple[int, int] | None:
+        """The rows of a whole slice in a batch of this size, and how many a trajectory must have stored for one.
+
+        None for no slices, and where it depends on a batch size that is not known.
+        """
+        return None
+
     def check_batch_size(self, batch_size: int) -> None:
         """ValueError for a batch size that cannot be drawn."""
 

@@ -9,10 +9,11 @@ from interop.host import markers
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.slot_draws import stored
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import Storage, columns
 
 
-class FragmentedTrajectories:
+class FragmentedTrajectories(TrajectorySource):
     """The index of the trajectories of one storage by ids and numbers of steps. Writes and edits make it anew.
 
     Items with the same ids and consecutive steps are a trajectory, unless a marker of `keys` divides them. Making the index
@@ -23,12 +24,12 @@ class FragmentedTrajectories:
         step_key: the entry with the number of a step.
     """
 
+    keys: BoundaryKeys
+
     def __init__(self, keys: BoundaryKeys, step_key: NestedKey) -> None:
+        super().__init__()
         self.keys = keys
-        self.version = 0  # grows when trajectories change
-        self.index = Trajectories(1)
         self._step_key = step_key
-        self._of: weakref.ref[Storage] | None = None
         self._counts: tuple[tuple[int, int, int], int] | None = None
 
     def anew(self) -> "FragmentedTrajectories":
@@ -75,17 +76,6 @@ class FragmentedTrajectories:
         self._of = weakref.ref(storage)
         self._counts = counts
         return self.index
-
-    def refresh(self) -> bool:
-        """Update the index for the storage of the last call; whether that was possible."""
-        storage = None if self._of is None else self._of()
-        if storage is None:
-            return False
-        try:
-            self.of(storage)
-        except (KeyError, TypeError, ValueError, RuntimeError):
-            return False
-        return True
 
     def _steps(self, storage: Storage, size: int) -> np.ndarray:
         """The number of the step of each item, int64 [items]."""

@@ -1,6 +1,5 @@
 """Draws of whole groups of items."""
 
-import contextlib
 import itertools
 from typing import Any
 
@@ -119,11 +118,9 @@ class GroupDraws(SlotDraws):
             of_groups = np.maximum.reduceat(of_rows, starts)
             staleness = of_groups.tolist()
             ready = [at for at, reason in enumerate(reasons) if reason is None]
-            for at, weight in zip(ready, self._weights(self._staleness, of_groups[ready]), strict=True):
-                if weight == 0:
-                    most = self._staleness.max_staleness
-                    reason = Reason.STALE if 0 <= most < of_groups[at] else Reason.ZERO_WEIGHT
-                    reasons[at] = reason.label
+            codes = self._staleness.law_of(of_groups[ready]).reason.tolist()
+            for at, code in zip(ready, codes, strict=True):
+                reasons[at] = None if code == Reason.NONE else Reason(code).label
         return [
             PromptGroup(group.number, group.id, tuple(group.slots), group.uses, old, reason)
             for group, old, reason in zip(every, staleness, reasons, strict=True)
@@ -136,14 +133,6 @@ class GroupDraws(SlotDraws):
         if len(group.slots) == self._groups.size:
             return Reason.CONSUMED.label
         return Reason.INCOMPLETE.label if self._groups.groups.is_open(group) else OVERWRITTEN
-
-    @staticmethod
-    def _weights(staleness: StalenessAwareSampler, of_groups: np.ndarray) -> np.ndarray:
-        """The weights of groups; 0 for all where none can be drawn."""
-        if of_groups.size:
-            with contextlib.suppress(RuntimeError):
-                return staleness.weighed(of_groups, "groups").weights
-        return np.zeros(of_groups.size)
 
     def _slots_of(self, groups: list[Group]) -> np.ndarray:
         """[groups, group_size]."""

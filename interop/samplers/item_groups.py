@@ -163,8 +163,7 @@ class ItemGroups(ItemValues):
     def _recall(self, storage: Storage, words: np.ndarray) -> None:
         """Enter the groups of an earlier process, except rows that were written since."""
         slots = np.arange(min(words.size, len(storage)))
-        if storage.is_full:  # the oldest row is at the cursor
-            slots = np.roll(slots, -storage.ring.cursor * (slots.size // storage.contents.filled_rows))
+        slots = np.roll(slots, -storage.contents.oldest_row * storage.contents.items_per_row)
         slots = slots[(words[slots] > 0) & ~np.isin(slots, self._pending)]
         rows = zip(slots.tolist(), words[slots].tolist(), ids_of(storage, self.key, slots), strict=True)
         self.groups = Groups.of_words(rows, self.size, self.most)

@@ -130,8 +130,7 @@ class KeyGroupDraws(SlotDraws):
             raise RuntimeError(
                 f"groups of items that share a key need a storage of one item dim, got ndim={storage.ndim}"
             )
-        oldest = storage.ring.cursor if storage.is_full else 0
-        slots = (np.arange(size) + oldest) % size
+        slots = storage.contents.rows_in_order()
         ids = np.array(ids_of(storage, self._key, slots))
         order = ids.argsort(kind="stable")
         ids = ids[order]

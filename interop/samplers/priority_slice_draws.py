@@ -11,9 +11,10 @@ from fbuf.samplers import Chances
 from interop.host.trajectories import Trajectories
 from interop.samplers.item_priorities import ItemPriorities
 from interop.samplers.shares import ShardContents
-from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
+from interop.samplers.slice_draws import SliceDraws, SliceShape
 from interop.samplers.slice_info import DrawnSlices
 from interop.samplers.slice_law import SliceLaw
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import Storage
 
 
@@ -22,7 +23,7 @@ class PrioritySliceDraws(SliceDraws):
 
     _of: weakref.ref[Storage] | None  # the storage whose items have the priorities
 
-    def __init__(self, source: Source, shape: SliceShape, priorities: ItemPriorities) -> None:
+    def __init__(self, source: TrajectorySource, shape: SliceShape, priorities: ItemPriorities) -> None:
         super().__init__(source, shape)
         self._priorities = priorities
         self._of = None
@@ -132,7 +133,7 @@ def items_from(index: Trajectories, need: int, length: int, strict: bool, since:
     trajectories).
     """
     trajectories = index.stored()
-    first = np.maximum(trajectories[:, 1], index.oldest)
+    first = index.first_stored(trajectories)
     stop = trajectories[:, 2] + 1
     grown = (stop > since).nonzero()[0]
     cut = (first == index.oldest).nonzero()[0]

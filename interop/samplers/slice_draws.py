@@ -16,16 +16,13 @@ from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.draws import host_share
-from interop.samplers.fragmented import FragmentedTrajectories
 from interop.samplers.shares import ShardContents
 from interop.samplers.slice_info import DrawnSlices, SliceInfo
 from interop.samplers.slice_law import SliceLaw
 from interop.samplers.slot_draws import SlotDraws, unravel
-from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import Storage, TensorStorage
 from interop.storages.batches import read_batch
-
-Source = StoredTrajectories | FragmentedTrajectories | GivenTrajectories
 
 
 @dataclass(slots=True)
@@ -92,7 +89,7 @@ class SliceDraws(SlotDraws):
         shape: of the slices.
     """
 
-    def __init__(self, source: Source, shape: SliceShape) -> None:
+    def __init__(self, source: TrajectorySource, shape: SliceShape) -> None:
         self.source = source
         self.shape = shape
         self._info = SliceInfo(shape.truncated_key, shape.init_key)
@@ -106,7 +103,7 @@ class SliceDraws(SlotDraws):
     @property
     def boundary_keys(self) -> BoundaryKeys | None:
         """The entries that mark trajectories; None where trajectories were given."""
-        return None if isinstance(self.source, GivenTrajectories) else self.source.keys
+        return self.source.keys
 
     @property
     def trajectory_keys(self) -> TrajectoryKeys | None:
@@ -187,6 +184,10 @@ class SliceDraws(SlotDraws):
             return None
         law = SliceLaw(self.source.of(storage))
         return law.reached_from(slot, length, self.shape.spans(length)[1], self.shape.least(length))
+
+    def slice_rows(self, batch_size: int | None = None) -> tuple[int, int] | None:
+        length = self.shape.length(batch_size)
+        return None if length is None else (length, self.shape.least(length))
 
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         """The trajectories that slices of a batch of this size can be drawn from."""

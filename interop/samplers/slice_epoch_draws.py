@@ -10,9 +10,10 @@ from interop.host.epochs import Epoch, EpochState
 from interop.host.trajectories import Trajectories
 from interop.samplers.epoch_draws import EpochDraws
 from interop.samplers.shares import ShardContents
-from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
+from interop.samplers.slice_draws import SliceDraws, SliceShape
 from interop.samplers.slice_info import DrawnSlices
 from interop.samplers.slice_law import SliceLaw
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import Storage
 
 
@@ -21,7 +22,7 @@ class SliceEpochDraws(SliceDraws, EpochDraws):
 
     reads_to_reserve = True
 
-    def __init__(self, source: Source, shape: SliceShape, epoch: Epoch) -> None:
+    def __init__(self, source: TrajectorySource, shape: SliceShape, epoch: Epoch) -> None:
         SliceDraws.__init__(self, source, shape)
         EpochDraws.__init__(self, epoch)
         self._version: int | None = None  # of the trajectories of this epoch; None before the first draw
@@ -74,9 +75,7 @@ class SliceEpochDraws(SliceDraws, EpochDraws):
         positions = self._take(count, len(trajectories), key)
         if not self.epoch.shuffle:  # lane by lane, by the oldest stored row
             if self._order is None or self._order.size != len(trajectories):
-                self._order = np.lexsort(
-                    (index.rows_at(np.maximum(trajectories[:, 1], index.oldest)), trajectories[:, 0])
-                )
+                self._order = np.lexsort((index.rows_at(index.first_stored(trajectories)), trajectories[:, 0]))
             positions = self._order[positions]
         shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)
         return self._within(index, trajectories.take(positions, 0), shares, length)

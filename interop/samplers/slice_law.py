@@ -17,12 +17,12 @@ class SliceLaw:
     """
 
     def __init__(self, index: Trajectories) -> None:
-        lane, first, last = index.stored().T
-        first = np.maximum(first, index.oldest)
-        self.lengths = last - first + 1
-        self._lane = lane.copy()
+        stored = index.stored()
+        first = index.first_stored(stored)
+        self.lengths = index.lengths()
+        self._lane = stored[:, 0].copy()
         self._first = first
-        self.of = np.repeat(np.arange(len(lane)), self.lengths)
+        self.of = np.repeat(np.arange(len(stored)), self.lengths)
         self.step = np.arange(self.of.size) - np.repeat(self.lengths.cumsum() - self.lengths, self.lengths)
         self.slots = index.slots_at(first[self.of] + self.step, self._lane[self.of])
         self._index = index

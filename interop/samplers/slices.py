@@ -14,8 +14,9 @@ from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.fragmented import FragmentedTrajectories
 from interop.samplers.parameter import Parameter
-from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
+from interop.samplers.slice_draws import SliceDraws, SliceShape
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import LazyStackStorage, ListStorage, Storage
 from interop.writers import Writer
 
@@ -133,7 +134,7 @@ class SliceSampler(DrawingSampler):
         shape = self._SHAPE(num_slices, slice_len, *flags, span, truncated_key, checked_key("init_key", init_key))
         self._library_draws = SliceDraws(source, shape)
 
-    def _source_of(self, ends: Tensor | None, trajectories: Tensor | None) -> Source:
+    def _source_of(self, ends: Tensor | None, trajectories: Tensor | None) -> TrajectorySource:
         """The index of the trajectories that were given, or of those that stored entries mark."""
         if ends is None and trajectories is None:
             named_ends = self.end_keys if self._end_key is None else [self._end_key]

@@ -89,16 +89,12 @@ class StalenessDraws(SlotDraws):
 
     def weighed(self, staleness: np.ndarray, noun: str = "items") -> "Weighed":
         """The weights of items or groups of this staleness, [n > 0]. RuntimeError where none can be drawn."""
-        fresh: Any = slice(None)
-        if self._max_staleness >= 0:
-            fresh = np.flatnonzero(staleness <= self._max_staleness)
-            if not fresh.size:
-                raise RuntimeError(
-                    f"all {staleness.size} {noun} are staler than max_staleness={self._max_staleness} at "
-                    f"consumer_version={self._consumer_version}: increase max_staleness, or collect with newer policies"
-                )
-        weights = np.zeros(staleness.size)
-        weights[fresh] = self._weights(np.maximum(staleness[fresh], 0))
+        weights, fresh = self._weights_and_fresh(staleness)
+        if not fresh.any():
+            raise RuntimeError(
+                f"all {staleness.size} {noun} are staler than max_staleness={self._max_staleness} at "
+                f"consumer_version={self._consumer_version}: increase max_staleness, or collect with newer policies"
+            )
         with np.errstate(over="ignore"):
             sums = np.cumsum(weights)
         if not np.isfinite(sums[-1]):
@@ -115,12 +111,16 @@ class StalenessDraws(SlotDraws):
 
     def law_of(self, staleness: np.ndarray) -> Chances:
         """The law of the first one that is drawn of items or groups of this staleness, [n]."""
-        weights, reason = np.zeros(staleness.size), np.full(staleness.size, Reason.ZERO_WEIGHT, np.uint8)
-        fresh = staleness <= self._max_staleness if self._max_staleness >= 0 else np.ones(staleness.size, np.bool_)
-        reason[~fresh] = Reason.STALE
+        weights, fresh = self._weights_and_fresh(staleness)
+        return Chances.of(weights, np.where(fresh, np.uint8(Reason.ZERO_WEIGHT), np.uint8(Reason.STALE)))
+
+    def _weights_and_fresh(self, staleness: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The weight of each, 0 where it is too stale; and whether it is not, bool [n]."""
+        fresh = np.ones(staleness.size, np.bool_) if self._max_staleness < 0 else staleness <= self._max_staleness
+        weights = np.zeros(staleness.size)
         if fresh.any():
             weights[fresh] = self._weights(np.maximum(staleness[fresh], 0))
-        return Chances.of(weights, reason)
+        return weights, fresh
 
     def staleness_of(self, storage: Storage, slots: np.ndarray | None = None) -> np.ndarray:
         """The staleness of all items, or of those at flat slots, in their shape."""

@@ -11,10 +11,11 @@ from interop.host.markers import Markers, RecentItems
 from interop.host.trajectories import Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.slot_draws import stored
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.storages import Storage
 
 
-class StoredTrajectories:
+class StoredTrajectories(TrajectorySource):
     """Keeps the index of the trajectories of one storage up to date.
 
     A trajectory ends where the entries of `keys` say so by the rule of `interop.host.markers`, at the newest row, and at
@@ -22,11 +23,11 @@ class StoredTrajectories:
     edited, where trajectories are interleaved in one item dim, and for storages with a user's `set`.
     """
 
+    keys: BoundaryKeys
+
     def __init__(self, keys: BoundaryKeys) -> None:
+        super().__init__()
         self.keys = keys
-        self.version = 0  # grows when trajectories change
-        self.index = Trajectories(1)
-        self._of: weakref.ref[Storage] | None = None
         self._counts = 0, 0, 0  # of the ring at the last update
         self._capacity = 1  # rows at most
         self._filled = 0  # rows stored at the last update
@@ -62,7 +63,7 @@ class StoredTrajectories:
         self._filled = filled
         if not follows:
             self.keys.find(storage)
-            self._now = storage.ring.cursor if filled == capacity else 0
+            self._now = storage.contents.oldest_row
             self.index = Trajectories(capacity, lanes, self._now)
             self._capacity = capacity
             self._markers = Markers.empty(0, lanes, len(self.keys.stored_keys.ids))
@@ -73,17 +74,6 @@ class StoredTrajectories:
             self._read(storage, count, False)
         self._of = weakref.ref(storage)
         return self.index
-
-    def refresh(self) -> bool:
-        """Update the index for the storage of the last call; whether that was possible."""
-        storage = None if self._of is None else self._of()
-        if storage is None:
-            return False
-        try:
-            self.of(storage)
-        except (KeyError, TypeError, RuntimeError):
-            return False
-        return True
 
     def _only_continued(self, storage: Storage, count: int) -> bool:
         """Whether `count` rows behind the newest known one were written, and no marker of another row has changed."""
@@ -161,12 +151,12 @@ class StoredTrajectories:
     def _breaks(self, storage: Storage) -> np.ndarray:
         """The stored rows, counted from the oldest, that do not continue the row before them."""
         ring = storage.ring
-        oldest = ring.cursor if self._filled == self._capacity else 0
+        oldest = storage.contents.oldest_row
         steps = (np.array([ring.cursor, *ring.discontinuities()]) - oldest) % self._capacity
         return np.unique(steps[(steps > 0) & (steps < self._filled)])
 
 
-class GivenTrajectories:
+class GivenTrajectories(TrajectorySource):
     """Trajectories that the user gives, of a full storage of one item dim that is not written any more.
 
     Args:
@@ -178,6 +168,7 @@ class GivenTrajectories:
     version = 1
 
     def __init__(self, ends: Any, trajectories: Any) -> None:
+        super().__init__()
         self._given = ends, trajectories
         column = torch.as_tensor(trajectories if ends is None else ends, device="cpu").detach()
         if (ends is not None and trajectories is not None) or column.ndim != 1 or not column.numel():

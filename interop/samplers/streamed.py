@@ -6,8 +6,9 @@ import numpy as np
 
 from interop.host.trajectories import Trajectories
 from interop.samplers.item_values import ItemValues
-from interop.samplers.slice_draws import SliceDraws, SliceShape, Source
+from interop.samplers.slice_draws import SliceDraws, SliceShape
 from interop.samplers.slice_info import DrawnSlices
+from interop.samplers.trajectory_source import TrajectorySource
 from interop.shared.processes import OneProcess
 from interop.storages import Storage
 from interop.storages.all_or_nothing import Undoable
@@ -41,8 +42,8 @@ class Streamed(NamedTuple):
         if seen == index.now:
             return self._replace(queue=queue)
         stored = index.stored()
-        lane, first, last = stored[stored[:, 2] >= seen].T
-        first = np.maximum(first, index.oldest)
+        stored = stored[stored[:, 2] >= seen]
+        lane, first, last = stored[:, 0], index.first_stored(stored), stored[:, 2]
         start = np.where(first < seen, self.pending[lane] - offset, first)
         start += -(-np.maximum(index.oldest - start, 0) // length) * length
         count = np.maximum((last - start + 1) // length, 0)
@@ -113,7 +114,7 @@ class StreamedDraws(SliceDraws):
 
     has_state = True
 
-    def __init__(self, source: Source, shape: SliceShape, windows: StreamedWindows) -> None:
+    def __init__(self, source: TrajectorySource, shape: SliceShape, windows: StreamedWindows) -> None:
         super().__init__(source, shape)
         self._windows = windows
 

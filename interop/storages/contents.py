@@ -27,6 +27,8 @@ class Holder(Protocol):
     @property
     def shape(self) -> torch.Size | None: ...
 
+    def row_capacity(self, data: Any, /) -> int: ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: slice, /) -> Any: ...
@@ -54,6 +56,28 @@ class Contents:
     def filled_rows(self) -> int:
         """Rows that were written, along the first dim."""
         return len(self._storage)
+
+    @property
+    def items_per_row(self) -> int:
+        """The items of each row: 1 for one item dim, and where nothing is stored."""
+        return max(len(self._storage) // max(self.filled_rows, 1), 1)
+
+    @property
+    def oldest_row(self) -> int:
+        """The row with which the stored ones begin: the one at the cursor of a full ring, else 0."""
+        storage = self._storage
+        filled = self.filled_rows
+        return storage.ring.cursor if filled and filled == storage.row_capacity(None) else 0
+
+    def rows_in_order(self) -> np.ndarray:
+        """The numbers of the stored rows from the oldest to the newest, int64 [rows]."""
+        filled = self.filled_rows
+        return (np.arange(filled) + self.oldest_row) % max(filled, 1)
+
+    def row_ages(self) -> np.ndarray:
+        """How many of the stored rows follow each of them, int64 [rows]: 0 for the newest."""
+        filled = self.filled_rows
+        return (self.oldest_row - 1 - np.arange(filled)) % max(filled, 1)
 
     def coordinates(self, rows: Any) -> Any:
         """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""

@@ -40,7 +40,7 @@ def summaries(storage: Storage, rows: int | None = None) -> list[ColumnSummary]:
 
 
 def _of_layout(storage: Storage, layout: Layout, numbers: np.ndarray) -> list[ColumnSummary]:
-    lanes = max(len(storage) // max(storage.contents.filled_rows, 1), 1)
+    lanes = storage.contents.items_per_row
     return [_of_entry(storage, spec, layout.varied.get(spec.path), numbers, lanes) for spec in layout.leaves]
 
 
@@ -147,7 +147,7 @@ class _Entry:
 
 def _of_items(storage: Storage, numbers: np.ndarray) -> list[ColumnSummary]:
     entries: dict[KeyPath, _Entry] = {}
-    lanes = len(storage) // storage.contents.filled_rows
+    lanes = storage.contents.items_per_row
     slots = (numbers[:, None] * lanes + np.arange(lanes)).reshape(-1)
     for slot in slots.tolist():
         index: Any = slot

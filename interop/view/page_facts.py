@@ -40,7 +40,7 @@ def facts_of(buffer: ReplayBuffer, include: Sequence[int] = ()) -> Facts:
         episodes, reason = _episodes(buffer)
         sampler = sampler_facts(buffer, episodes)
         entries = entries_of(buffer.storage)
-        ages = _ages(buffer)
+        ages = buffer.storage.contents.row_ages()
         details = [] if episodes is None else _details(buffer, episodes, entries, include)
         return {
             "buffer": _buffer(buffer),
@@ -67,7 +67,6 @@ def _episodes(buffer: ReplayBuffer) -> tuple[Episodes[ReplayBuffer] | None, str]
 def _buffer(buffer: ReplayBuffer) -> Facts:
     storage = buffer.storage
     ring = storage.ring
-    lanes = max(len(storage) // max(storage.contents.filled_rows, 1), 1)
     capacity = storage.row_capacity(None) if len(storage) else storage.max_size
     return {
         "kind": type(buffer).__name__,
@@ -77,19 +76,12 @@ def _buffer(buffer: ReplayBuffer) -> Facts:
         "items": len(storage),
         "rows": storage.contents.filled_rows,
         "capacity": capacity if capacity < 2**53 else None,
-        "lanes": lanes,
+        "lanes": storage.contents.items_per_row,
         "written": ring.written,
         "cursor": ring.cursor,
         "batch_size": buffer.batch_size,
         "made": datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
     }
-
-
-def _ages(buffer: ReplayBuffer) -> np.ndarray:
-    """How many rows were written after each stored row, int64 [rows]."""
-    storage = buffer.storage
-    filled = storage.contents.filled_rows
-    return (storage.ring.cursor - 1 - np.arange(filled)) % max(filled, 1)
 
 
 def _ring(buffer: ReplayBuffer, episodes: Episodes[ReplayBuffer] | None, ages: np.ndarray, sampler: Facts) -> Facts:
@@ -99,7 +91,7 @@ def _ring(buffer: ReplayBuffer, episodes: Episodes[ReplayBuffer] | None, ages: n
     the means of its rows. The rows behind the stored ones, up to "rows", are not written.
     """
     storage = buffer.storage
-    filled, lanes = storage.contents.filled_rows, max(len(storage) // max(storage.contents.filled_rows, 1), 1)
+    filled, lanes = storage.contents.filled_rows, storage.contents.items_per_row
     shown_lanes = evenly(lanes, LANES)
     cells = min(filled, CELLS // len(shown_lanes))
     capacity = storage.row_capacity(None) if filled else 0

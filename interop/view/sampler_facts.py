@@ -47,8 +47,8 @@ def sampler_facts(buffer: ReplayBuffer, episodes: Episodes[ReplayBuffer] | None)
 
 def _sentence(law: Chances) -> str:
     """The law in words."""
-    assert law.probability is not None
-    likely = law.probability[law.probability > 0] if law.starts is None else law.starts[law.starts > 0]
+    assert law.likely is not None
+    likely = law.likely[law.likely > 0]
     if not likely.size:
         return "Nothing can be drawn now."
     what = {"item": "items", "slice": "starts of slices", "group": "rows of groups"}[law.unit]
@@ -63,8 +63,7 @@ def _sentence(law: Chances) -> str:
 def _refused(law: Chances, episodes: Episodes[ReplayBuffer] | None) -> list[Facts]:
     """The reasons that items cannot be drawn, with the number of items, and of the episodes that have none but such."""
     found = []
-    refused = ~law.drawable & (law.reason != Reason.UNKNOWN)
-    for code in np.unique(law.reason[refused]).tolist():
+    for code in np.unique(law.reason[law.refused]).tolist():
         of_items = law.reason == code
         whole = None
         if episodes is not None:

@@ -152,6 +152,11 @@ def explained(model: ChanceModel) -> None:
         assert found.begins.startswith("its first") == (held.lost > 0)
         if model.priorities is not None:
             assert found.priority == model.priorities.given[slot]
+        rule = model.buffer.sampler
+        if isinstance(rule, fbuf.Slices):
+            assert (found.slice_len, found.needs) == (rule.length, rule.shortest)
+            if found.code == Reason.TOO_SHORT:
+                assert len(held.slots) < rule.shortest and f"needs {rule.shortest} of them" in str(found)
         np.testing.assert_allclose(found.probability, law[slot], rtol=2e-5)
         assert (found.reason is None) == (law[slot] > 0)
         if law[slot] > 0:

@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 from tensordict import TensorDict
 
+from fbuf import Reason
 from interop import (
     ConsumingSampler,
     LazyTensorStorage,
@@ -330,6 +331,9 @@ class LawModel:
             held = found.trajectory
             assert (held.first, held.last, held.length) == (unit[0], unit[-1], len(unit))
             assert held.step in (None, unit.index(slot))
+            assert found.needs in (1, found.slice_len)
+            if found.code == Reason.TOO_SHORT:
+                assert len(unit) < found.needs and f"needs {found.needs} of them" in str(found)
         assert str(found)
 
     def check_draws(self, count=MANY):

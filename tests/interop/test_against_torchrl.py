@@ -182,7 +182,13 @@ def test_no_ends_are_told():
 
 @pytest.mark.parametrize("name", ["is_init", "stored ends"])
 def test_what_is_told_where_more_is_stored(name):
-    pair = buffers(lambda library: made(library, lambda one: one.SliceSampler(slice_len=3, traj_key="id")))
+    """torchrl looks at the named key alone; this library at all markers, unless `only_named_keys`."""
+
+    def sampler(library):
+        alone = {"only_named_keys": True} if library is interop else {}
+        return library.SliceSampler(slice_len=3, traj_key="id", **alone)
+
+    pair = buffers(lambda library: made(library, sampler))
     for _, data in histories(4):
         if name == "is_init":
             data["is_init"] = data["x"].unsqueeze(-1) % 5 == 0

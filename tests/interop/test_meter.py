@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import gc
-import threading
 import weakref
 from collections import Counter
 from functools import partial
@@ -34,6 +33,7 @@ from interop import (
 from interop.metrics import Meter
 from tests.faults.children import forked
 from tests.interop.pair_history import SAMPLERS
+from tests.interop.test_threads import together
 
 CAPACITY = 12
 
@@ -504,11 +504,7 @@ def test_threads(prefetch):
             numbers.append(meter.read())
 
     calls = [partial(write, 1_000), partial(write, 10_000), draw, draw, read]
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert together(*calls) == []
     numbers.append(meter.read())
     assert sum(each["draws"] for each in numbers) == 2 * draws * 32 == numbers[-1]["total_draws"]
     assert sum(each["written"] for each in numbers) == 100 + 2 * writes * 10
@@ -523,12 +519,16 @@ def test_threads_around_a_ring():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50), batch_size=8, prefetch=2)
     meter = Meter(rb)
     rb.extend(items(range(10)))
-    threads = [threading.Thread(target=lambda: [rb.extend(items(range(7))) for _ in range(100)])]
-    threads += [threading.Thread(target=lambda: [rb.sample() for _ in range(100)]) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def write():
+        for _ in range(100):
+            rb.extend(items(range(7)))
+
+    def draw():
+        for _ in range(100):
+            rb.sample()
+
+    assert together(write, draw, draw) == []
     numbers = meter.read()
     assert (numbers["draws"], numbers["written"], numbers["overwritten"]) == (1600, 710, 660)
     of_overwritten = numbers["draws_per_overwritten"] * 660

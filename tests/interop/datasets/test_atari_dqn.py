@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from interop import RandomSampler, SliceSampler
+from interop import RandomSampler, SliceSampler, traj
 from interop.datasets import atari_dqn
 from interop.datasets.atari_dqn import AtariDQNExperienceReplay
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
@@ -104,6 +104,25 @@ def test_what_is_read_is_a_copy(load, rows):
         data[index]["observation"].fill_(7)
         data[index]["next", "observation"].fill_(7)
     check(data[:], rows, range(TOTAL))
+
+
+def test_queries_see_the_steps_of_each_episode(load, rows):
+    """`rb.query` has the episodes of the rows, though `rb.episodes` is another thing here."""
+    data = load()
+    numbers = data.episodes.numpy()
+    found = data.query()
+    assert [len(part) for part in found] == np.unique(numbers, return_counts=True)[1].tolist()
+    for number, part in enumerate(found):
+        check(part.data, rows, np.flatnonzero(numbers == number))
+    for condition in (
+        (traj["next", "observation"] == 0).all(),  # derived at the read
+        traj.observation.max() > 200,
+        traj.done.any(),
+        traj["next", "done"].any() & (traj.length > 2),
+        traj.total_reward > 0,
+    ):
+        chosen = [part.length for part in found if condition(part)]
+        assert [part.length for part in data.query(condition)] == chosen
 
 
 def test_frames_are_stored_once(load):

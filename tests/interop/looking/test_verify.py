@@ -1,15 +1,25 @@
 """`verify` finds every damaged byte, names the file, raises nothing for damage, and needs little memory."""
 
 import os
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyMemmapStorage, Report, TensorDictReplayBuffer, seal, verify
+import fbuf
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    Report,
+    TensorDictReplayBuffer,
+    seal,
+    verify,
+)
 from interop.shared.folder_description import STATE, SUMS
 from tests.interop.looking.places import a_checkpoint, a_folder, a_list, an_ensemble, sparse, steps
 
@@ -46,6 +56,32 @@ def test_one_bit_of_any_file_is_found(name: str, tmp_path: Path) -> None:
             assert each.name in str(found.damaged[0]) or name == "ensemble"
             flip(each, at)
     assert verify(path).ok
+
+
+def test_damage_names_the_keys_that_the_file_holds(tmp_path: Path) -> None:
+    """Of a checkpoint, of files of many rows, of a pytree, and of a folder of rows."""
+    many = TensorDictReplayBuffer(storage=LazyTensorStorage(30))
+    many.extend(TensorDict({"x": torch.zeros(30, 2), "next": {"image": torch.zeros(30, 25_000)}}, [30]))
+    many.dumps(tmp_path / "many")
+    fbuf.save_state(tmp_path / "state", {"rows": np.zeros((400, 1000)), "count": np.zeros(3)})
+    a_checkpoint(tmp_path / "checkpoint")
+    a_folder(tmp_path / "folder")
+    found: dict[str, list[str]] = {}
+    for each in files_of(tmp_path):
+        if each.suffix not in (".json", ".lock", ".state", ".sums"):
+            middle = each.stat().st_size // 2
+            flip(each, middle)
+            at = tmp_path / each.relative_to(tmp_path).parts[0]
+            for damage in verify(at).damaged:
+                found.setdefault(at.name, []).append(damage.holds)
+                assert str(damage).endswith(f"It holds {damage.holds}" if damage.holds else damage.what)
+            flip(each, middle)
+    parts = [re.fullmatch(r"rows (\d+) to (\d+) of x, next.image, index", each) for each in found["many"]]
+    rows = [row for part in parts if part for row in range(int(part[1]), int(part[2]) + 1)]
+    assert rows == list(range(30)) and len(found["many"]) > 2
+    assert found["state"][-1] == "['count']" and found["state"][0].endswith(" of ['rows']")
+    assert any("sampler.state._priorities" in each for each in found["checkpoint"])
+    assert "rows 0 to 19 of next.reward" in found["folder"] and "rows 0 to 19 of action" in found["folder"]
 
 
 @pytest.mark.parametrize("name", MADE)

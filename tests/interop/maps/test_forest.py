@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from interop.maps.map import TensorDictMap
 from interop.maps.query import QueryModule
 from tests.interop.maps.forest_model import Model
 from tests.interop.maps.rollouts import SMALL, one_steps, rollout, root
+from tests.interop.test_threads import together
 
 
 def forest_of(rollouts, **options):
@@ -388,23 +389,15 @@ def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path):
 
 
 def test_threads_write_and_read_one_forest():
-    forest, failed = MCTSForest(max_size=2000), []
+    forest = MCTSForest(max_size=2000)
 
     def work(number):
-        try:
-            for step in range(50):
-                forest.extend(rollout([0, 1 + 50 * number + step, -1], [50 * number + step, 0]))
-                if step % 10 == 0:
-                    forest.get_tree(root())
-        except Exception as error:
-            failed.append(error)
+        for step in range(50):
+            forest.extend(rollout([0, 1 + 50 * number + step, -1], [50 * number + step, 0]))
+            if step % 10 == 0:
+                forest.get_tree(root())
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not failed
+    assert together(*(partial(work, number) for number in range(4))) == []
     assert len(forest) == 400
     assert isinstance(forest.get_tree(root()), Tree)
     assert sorted(forest.get_tree(root()).selected_actions.tolist()) == list(range(200))

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from interop import (
     TensorDictMap,
     TensorMap,
 )
+from tests.interop.test_threads import together
 
 STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage, CompressedListStorage]
 SAVED = STORAGES[:4]
@@ -272,9 +272,5 @@ def test_threads_take_turns():
         for some in numbers[torch.randperm(1000)].split(50):
             held[keys_of(some)] = values_of(torch.ones_like(some))
 
-    threads = [threading.Thread(target=write) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    assert together(write, write, write, write) == []
     assert len(held) == 1000 and (held[keys_of(numbers)]["v"] == 4).all()

@@ -53,6 +53,16 @@ def saved(path: Path, sampler: Sampler, storage: object = None, **arguments: obj
     return buffer
 
 
+def test_sizes_of_opened_rows_are_those_in_the_files(tmp_path: Path) -> None:
+    held = saved(tmp_path, RandomSampler())
+    opened = interop.open(tmp_path)
+    sizes = {column.key: column.bytes for column in opened.describe().columns}
+    assert sizes == {column.key: column.bytes for column in held.describe().columns} and None not in sizes.values()
+    shares = {share.key: share for share in opened.plan().shares}
+    for share in held.plan().shares:
+        assert shares[share.key].bytes == share.bytes and shares[share.key].place == str(tmp_path)
+
+
 def batches(buffer: ReplayBuffer) -> list[list[int]]:
     buffer.set_rng(torch.Generator().manual_seed(3))
     return [buffer.sample()["t"].tolist() for _ in range(2)]

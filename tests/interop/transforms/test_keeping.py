@@ -2,7 +2,7 @@
 
 import copy
 import gc
-import threading
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from interop import LazyTensorStorage, ReplayBuffer
 from interop.transforms import Compose, MultiStepTransform, Transform
+from tests.interop.test_threads import together
 
 
 class Delay(Transform):
@@ -137,11 +138,7 @@ def test_threads_write_one_by_one():
         for number in range(200):
             rb.extend(rows(first + number, first + number))
 
-    threads = [threading.Thread(target=write, args=(1000 * each,)) for each in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert together(*(partial(write, 1000 * each) for each in range(4))) == []
     stored = rb[:]["a"].reshape(-1, 2)
     assert len(stored) == 4 * 200 - 1 and (stored[:, 0] == stored[:, 1]).all()
     left = {float(rb.transform[0].held["a"][0])}

@@ -3,7 +3,7 @@
 import copy
 import io
 import pickle
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from fbuf.checkpoint import CheckpointMismatch
 from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from interop.transforms import Compose, ObservationNorm, RewardScaling, VecNorm, VecNormV2
+from tests.interop.test_threads import together
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool]
 
@@ -233,11 +234,12 @@ def test_other_forms():
 
 def test_threads_lose_no_update():
     norm, batches = VecNorm(["obs"], decay=1.0), [normal(3, 2, seed=i) for i in range(80)]
-    threads = [threading.Thread(target=lambda i=i: [norm.update(td(each)) for each in batches[i::4]]) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def update(some):
+        for each in some:
+            norm.update(td(each))
+
+    assert together(*(partial(update, batches[i::4]) for i in range(4))) == []
     assert norm.get_extra_state()["'obs'"]["weight"] == 240
     torch.testing.assert_close(norm.loc["obs"], torch.cat(batches).mean(0))
 
