@@ -48,8 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.json:
             print(json.dumps({"error": text, "type": type(error).__name__}))
         print(_printable(f"error: {text}", sys.stderr), file=sys.stderr)
-        return DAMAGED if isinstance(error, CheckpointCorrupt) else FAILED
+        return DAMAGED if _is_damage(error) else FAILED
     return status
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether an error says that what is there is damaged."""
+    datasets = sys.modules.get("interop.datasets.errors")  # loaded where one of its errors was raised
+    corrupt = () if datasets is None else (datasets.CorruptDatasetError,)
+    return isinstance(error, (CheckpointCorrupt, *corrupt))
 
 
 def _parser() -> argparse.ArgumentParser:

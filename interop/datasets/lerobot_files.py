@@ -77,7 +77,7 @@ class Tables:
         if self._writer is None:
             path = self._numbered.path(self.at)
             self._writer = required("pyarrow.parquet", "datasets").ParquetWriter(
-                path, table.schema, compression="snappy"
+                path, table.schema, compression="snappy", write_page_checksum=True
             )
         self._writer.write_table(table)
         self._size += table.nbytes

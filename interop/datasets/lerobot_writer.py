@@ -238,5 +238,5 @@ def _write_tasks(path: Path, tasks: Sequence[str]) -> None:
     }
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
     required("pyarrow.parquet", "datasets").write_table(
-        table.replace_schema_metadata({"pandas": json.dumps(frame)}), path
+        table.replace_schema_metadata({"pandas": json.dumps(frame)}), path, write_page_checksum=True
     )

@@ -92,7 +92,7 @@ def to_hub_folder(
             tables = _tables(stored, row, images, min(shard_bytes, _GROUP), f"Writing {folder}")
             for shard, table in enumerate(tables):
                 with parquet.ParquetWriter(
-                    data / f"train-{shard:05}.parquet", row.schema, compression="zstd"
+                    data / f"train-{shard:05}.parquet", row.schema, compression="zstd", write_page_checksum=True
                 ) as writer:
                     writer.write_table(table)
                     size = table.nbytes

@@ -4,6 +4,7 @@ The answers are those of `h5ls` and of `reverb.Client.server_info`: the signatur
 and remover. Nothing is built, and no row is read.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -75,7 +76,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     It imports neither torch nor JAX; Parquet and H5 files need pyarrow and h5py.
 
     FileNotFoundError where nothing is there, `UnknownPathError` for what this library does not read, `CheckpointCorrupt`
-    where the manifest or the description is damaged.
+    where the manifest, the description or a header is damaged.
     """
     root = Path(path)
     kind = kind_of(root)
@@ -333,7 +334,8 @@ def _minari(root: Path) -> Inspection:
         ("*.arrow", lambda file: ipc.open_file(file).schema),
     ):
         for path in sorted(data.rglob(pattern))[:1]:
-            facts.keys.extend(_columns(schema_of(path)))
+            with _read(path):
+                facts.keys.extend(_columns(schema_of(path)))
     return facts
 
 
@@ -369,7 +371,7 @@ def _hub(root: Path) -> Inspection:
         return facts
     rows = 0
     for place, path in enumerate(sorted((root / "data").rglob("*.parquet"))):
-        with parquet.ParquetFile(path) as file:
+        with _read(path), parquet.ParquetFile(path) as file:
             rows += file.metadata.num_rows
             if place == 0:
                 facts.keys.extend(_columns(file.schema_arrow))
@@ -387,7 +389,7 @@ def _of_h5(path: Path, facts: Inspection) -> None:
     """Add what a file of `H5StorageCheckpointer` says of its rows; of another H5 file, its datasets."""
     import h5py
 
-    with h5py.File(path, "r", locking=False) as file:
+    with _read(path), h5py.File(path, "r", locking=False) as file:
         described = file.get("_description")
         text = described[()].tobytes() if isinstance(described, h5py.Dataset) and described.dtype == "uint8" else None
     if text is None:
@@ -408,7 +410,7 @@ def _in_h5(path: Path, only_first: bool = False) -> list[dict[str, Any]]:
             shape = list(node.shape or [])
             found.append({"key": name, "dtype": str(node.dtype), "shape": shape, "bytes": int(node.nbytes)})
 
-    with h5py.File(path, "r") as file:
+    with _read(path), h5py.File(path, "r") as file:
         top = file[next(iter(file))] if only_first and len(file) else file
         top.visititems(visit) if isinstance(top, h5py.Group) else visit(top.name, top)
     return found
@@ -446,6 +448,17 @@ _READERS: dict[Kind, Callable[[Path], Inspection]] = {
     "torchrl": _torchrl,
     "folder": _folder,
 }
+
+
+@contextlib.contextmanager
+def _read(path: Path) -> Iterator[None]:
+    """h5py and pyarrow say what is wrong with a damaged file by many errors, and not which file it is."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, CheckpointError):
+        raise
+    except (OSError, EOFError, ValueError, LookupError, RuntimeError) as error:
+        raise CheckpointCorrupt(f"{path} cannot be read: {error}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

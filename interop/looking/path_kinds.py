@@ -43,7 +43,17 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     what = "an empty folder" if root.is_dir() and not any(root.iterdir()) else "nothing that can be read"
     raise UnknownPathError(
         f"{root} is {what}: expected {', '.join(MEANINGS[kind] for kind in list(MEANINGS)[:-1])}, or a folder of these"
+        f"{_hint(root)}"
     )
+
+
+def _hint(root: Path) -> str:
+    """How a path is made one that is read, for what others write often."""
+    if root.suffix == ".parquet" and root.is_file():
+        return f". Move {root.name} into a folder named data, and name the folder that has it"
+    if root.is_dir() and (root / "dataset_info.json").is_file() and next(root.glob("*.arrow"), None) is not None:
+        return ". save_to_disk of the package `datasets` wrote it: write it by to_parquet('FOLDER/data/train.parquet')"
+    return ""
 
 
 def below(root: Path, depth: int = _DEEPEST) -> list[Path]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.checkpoint import CheckpointError, Fields, Reading, files
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Reading, files, json_text
 from fbuf.checkpoint.manifest import NAME, FileEntry, Manifest
-from interop.looking import file_contents
+from interop.looking import file_contents, page_checksums
 from interop.looking.path_kinds import Kind, below, kind_of, minari_data
 from interop.looking.tables import size
 from interop.shared import checksums
@@ -33,6 +33,7 @@ from interop.shared.published_folder import RECORD, check_files
 
 Progress = Callable[[int, int], None]
 _FAULTS = (CheckpointError, OSError, EOFError, ValueError)
+_FOR_OTHERS = "meta.json"
 _BATCH = 1 << 14  # rows of Parquet that are read at once
 
 
@@ -112,8 +113,10 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
     - Checkpoints: the digest of the manifest, and the CRC-32 of each file.
     - Folders of rows, and datasets that were converted to rows: description, counters, sizes, and the CRC-32 of each block
       where there are checksums (`LazyMemmapStorage(..., checksums=True)` or `seal`). A note says where there are none.
-    - Parquet and H5 files of datasets: every page is read and decoded, with its checksum where the file has one. They need
-      pyarrow and h5py.
+    - Parquet and H5 files of datasets: every page is read and decoded, and compared with its checksum where the file has
+      one. A note says where it has none: then a changed value is not seen. They need pyarrow and h5py.
+    - Minari, LeRobot and hub folders: also what their readers refuse, such as missing files and episodes; videos are not
+      decoded.
     - Other folders: everything of these kinds below.
 
     Args:
@@ -180,20 +183,35 @@ def _noted(report: Report, name: Path | str) -> Iterator[None]:
 def _checkpoint(root: Path, report: Report, progress: Progress | None) -> None:
     while True:
         found = Manifest.read(root)
-        counter = _Counter(progress, sum(each.size for each in found.files))
-        jobs = [partial(_damage_of, root / found.folder, each, counter) for each in found.files]
-        damaged = [each for each in files.at_once(jobs) if each is not None]
-        if not damaged:
-            with Reading(root, "size"):  # the tree describes its arrays as they are
-                pass
-        with contextlib.suppress(*_FAULTS):
-            if damaged and Manifest.read(root).folder != found.folder:
-                continue  # another checkpoint has replaced it meanwhile
-        break
+        try:
+            damaged = _damaged_files(root, found, progress)
+        except _FAULTS:
+            if _was_replaced(root, found):
+                continue
+            raise
+        if not damaged or not _was_replaced(root, found):
+            break
     holds = file_contents.of_checkpoint(found) if damaged else {}
     report.files = len(found.files) + 1
     report.damaged = [replace(each, holds=holds.get(each.file, "")) for each in damaged]
     report.bytes = sum(each.size for each in found.files) + os.path.getsize(root / NAME)
+
+
+def _was_replaced(root: Path, found: Manifest) -> bool:
+    """Whether another checkpoint has taken the place of this one meanwhile: what was missing in it is no damage."""
+    with contextlib.suppress(*_FAULTS):
+        return Manifest.read(root).folder != found.folder
+    return False
+
+
+def _damaged_files(root: Path, found: Manifest, progress: Progress | None) -> list[Damage]:
+    counter = _Counter(progress, sum(each.size for each in found.files))
+    jobs = [partial(_damage_of, root / found.folder, each, counter) for each in found.files]
+    damaged = [each for each in files.at_once(jobs) if each is not None]
+    if not damaged:
+        with Reading(root, "size"):  # the tree describes its arrays as they are
+            pass
+    return damaged
 
 
 def _damage_of(folder: Path, entry: FileEntry, counter: _Counter) -> Damage | None:
@@ -241,6 +259,7 @@ def _rows(root: Path, report: Report, progress: Progress | None) -> None:
             report.notes.append("a write is under way, or was cut off: the next open(mode='r+') rolls it back")
     if os.path.lexists(root / RECORD):
         _record(root, report)
+    _described_for_others(root, report, saved)
     with _noted(report, SUMS):
         sums = checksums.Sums.read(root)
         if sums is None or sums.is_outdated(root):
@@ -249,6 +268,23 @@ def _rows(root: Path, report: Report, progress: Progress | None) -> None:
             report.notes.append(f"only sizes were checked, {why}. interop.seal({str(root)!r}) writes them")
             return
         _blocks(root, report, sums, saved, progress)
+
+
+def _described_for_others(root: Path, report: Report, saved: Fields) -> None:
+    """The files from which tensordict opens the folder say what the description says."""
+    leaves = {tuple(path): (f"torch.{dtype}", list(shape)) for path, shape, dtype in saved.any("layout")["leaves"]}
+    for each in sorted(root.rglob(_FOR_OTHERS)):
+        folder = each.parent.relative_to(root).parts
+        with _noted(report, str(each.relative_to(root))):
+            for key, entry in json_text.parsed(each.read_bytes(), str(each), CheckpointCorrupt).items():
+                known = leaves.get((*folder, key))
+                if known is None or not isinstance(entry, dict):
+                    continue
+                dtype, shape = entry.get("dtype"), list(entry.get("shape") or ())
+                if dtype != known[0] or shape[len(shape) - len(known[1]) :] != known[1]:
+                    raise CheckpointCorrupt(
+                        f"{each} says that {key!r} has {dtype} of shape {shape}, items have {known[0]} of shape {known[1]}"
+                    )
 
 
 def _record(root: Path, report: Report) -> None:
@@ -293,15 +329,23 @@ def _parquet(paths: list[Path], report: Report) -> None:
     except ImportError:
         report.notes.append("Parquet files are checked where pyarrow is installed: pip install 'fbuf[datasets]'")
         return
+    without = 0
     for path in paths:
         report.files += 1
         try:
             with parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 for _ in file.iter_batches(_BATCH):
                     pass
-            report.bytes += path.stat().st_size
-        except (ArrowException, OSError) as error:
+                compared, rest = page_checksums.bytes_of(path, file.metadata)
+        except (ArrowException, *_FAULTS) as error:
             report.damaged.append(Damage(str(path), f"{path}: {error}"))
+            continue
+        report.bytes += compared
+        without += bool(rest)
+    if without:
+        report.notes.append(
+            f"{without} Parquet files have no checksums for some pages: these were only read and decoded"
+        )
 
 
 def _arrow(paths: list[Path], report: Report) -> None:
@@ -331,9 +375,14 @@ def _h5(path: Path, report: Report, progress: Progress | None = None) -> None:
         report.notes.append("H5 files are checked where h5py is installed: pip install h5py")
         return
     report.files += 1
+    without: list[str] = []
 
-    def visit(_: str, node: object) -> None:
+    def visit(name: str, node: object) -> None:
         if isinstance(node, h5py.Dataset) and node.shape:
+            if node.fletcher32:
+                report.bytes += node.id.get_storage_size()
+            elif node.size:
+                without.append(name)
             step = max(1, (1 << 22) * node.shape[0] // max(node.nbytes, 1))
             for start in range(0, node.shape[0], step):
                 node[start : start + step]
@@ -344,11 +393,37 @@ def _h5(path: Path, report: Report, progress: Progress | None = None) -> None:
                 file.visititems(visit)
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"{path}: {error}") from error
-        report.bytes += path.stat().st_size
+    if without:
+        report.notes.append(
+            f"{path}: {len(without)} of its arrays have no checksums, as {without[0]}: these were only read and decoded"
+        )
+
+
+def _as_read(root: Path, report: Report, reader: str, **options: Any) -> None:
+    """What the reader of a dataset refuses is damage: missing files, wrong counts, other columns. O(rows).
+
+    `reader` is its module and class, `options` are arguments besides the id. Where packages that it needs are missing, a
+    note says so.
+    """
+    from importlib import import_module  # here: they import torch
+
+    module, _, name = reader.rpartition(".")
+    try:
+        source = getattr(import_module(f"interop.datasets.{module}"), name)(root.absolute().name, **options)
+        for part in source.parts(root):
+            for _ in source.read(part):
+                pass
+        source.metadata(root)
+    except ImportError as error:
+        report.notes.append(f"whether files and episodes are complete was not checked: {error}")
+    except (RuntimeError, *_FAULTS) as error:  # errors of datasets are RuntimeErrors
+        if not report.damaged:  # else what is wrong is known already, and by which file
+            report.damaged.append(Damage(str(root), str(error) or type(error).__name__))
 
 
 def _hub(root: Path, report: Report, progress: Progress | None) -> None:
     _parquet(sorted((root / "data").rglob("*.parquet")), report)
+    _as_read(root, report, "hub_folder.HubFolderSource")
 
 
 def _lerobot(root: Path, report: Report, progress: Progress | None) -> None:
@@ -359,6 +434,7 @@ def _lerobot(root: Path, report: Report, progress: Progress | None) -> None:
     _parquet(sorted(root.rglob("*.parquet")), report)
     videos = [each for each in root.rglob("*.mp4") if each.is_file()]
     report.damaged += [Damage(str(each), f"{each}: is empty") for each in videos if not each.stat().st_size]
+    _as_read(root, report, "lerobot.LeRobotSource", video=False)
     if videos:
         report.notes.append(f"{len(videos)} videos have no checksums: only that they are there was checked")
 
@@ -370,6 +446,7 @@ def _minari(root: Path, report: Report, progress: Progress | None) -> None:
         _h5(data / "main_data.hdf5", report)
     _parquet(sorted(data.rglob("*.parquet")), report)
     _arrow(sorted(data.rglob("*.arrow")), report)
+    _as_read(root, report, "minari_data.MinariSource")
 
 
 def _torchrl(root: Path, report: Report, progress: Progress | None) -> None:

@@ -43,6 +43,7 @@ def open(
     - A folder of torchrl: the buffer that `convert_torchrl` makes, with its rows mapped in these files.
     - A dataset: a folder that was converted; a hub folder, a Minari or a LeRobot folder, which are converted at the first
       use, see `interop.datasets`. An H5 file of `H5StorageCheckpointer`, which is read at once.
+    - A folder with exactly one of these below it: that one.
 
     Nothing in the files is executed or imported: they name classes of this library, and plain arguments.
 
@@ -99,7 +100,10 @@ def open(
         return _h5(root, mode, given, batch_size)
     if kind == "torchrl":
         return _torchrl(root, given, batch_size)
-    inside = [str(each.relative_to(root)) for each in below(root)]
+    found = below(root)
+    if len(found) == 1:
+        return open(found[0], mode, components=components, batch_size=batch_size, allow_pickle=allow_pickle)
+    inside = [str(each.relative_to(root)) for each in found]
     raise UnknownPathError(
         f"{root} is a folder with {len(inside)} of these in it, open one: {', '.join(inside[:_SHOWN])}"
     )

@@ -1,8 +1,10 @@
 """`verify` finds every damaged byte, names the file, raises nothing for damage, and needs little memory."""
 
+import contextlib
 import os
 import re
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import torch
 from tensordict import TensorDict
 
 import fbuf
+import interop
+from fbuf.checkpoint import CheckpointCorrupt, Reading
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -20,6 +24,8 @@ from interop import (
     seal,
     verify,
 )
+from interop.datasets.errors import DatasetError
+from interop.looking import verification
 from interop.shared.folder_description import STATE, SUMS
 from tests.interop.looking.places import a_checkpoint, a_folder, a_list, an_ensemble, sparse, steps
 
@@ -198,3 +204,144 @@ def test_large_rows_are_streamed(size: int, tmp_path: Path) -> None:
 
 def largest(path: Path) -> Path:
     return max(path.iterdir(), key=os.path.getsize)
+
+
+# ------------------------------------------------------------------ datasets of others
+
+
+def _minari(path: Path, data_format: str) -> None:
+    minari = pytest.importorskip("minari")
+    gymnasium = pytest.importorskip("gymnasium")
+    data = path / "data"
+    data.mkdir(parents=True)
+    space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    kinds = {"data_format": data_format, "observation_space": space, "action_space": space}
+    storage = minari.dataset.minari_storage.MinariStorage.new(data_path=data, env_spec=None, **kinds)
+    from minari.data_collector import EpisodeBuffer
+
+    rng = np.random.default_rng(0)
+    episodes = [
+        EpisodeBuffer(
+            id=number,
+            observations=[*rng.normal(size=(6, 2)).astype(np.float32)],
+            actions=[*rng.normal(size=(5, 2)).astype(np.float32)],
+            rewards=[1.0] * 5,
+            terminations=[False] * 4 + [True],
+            truncations=[False] * 5,
+            infos={},
+        )
+        for number in range(3)
+    ]
+    storage.update_episodes(episodes)
+
+
+def _parquet(path: Path, checksum: bool = False) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (path / "data").mkdir(parents=True)
+    values = pa.table({"x": np.arange(3000) + 0.5})
+    name = path / "data" / "train-00000-of-00001.parquet"
+    parquet.write_table(values, name, compression="none", use_dictionary=False, write_page_checksum=checksum)
+
+
+OF_OTHERS = {
+    "minari hdf5": lambda path: _minari(path, "hdf5"),
+    "minari arrow": lambda path: _minari(path, "arrow"),
+    "minari parquet": lambda path: _minari(path, "parquet"),
+    "hub": _parquet,
+}
+
+
+def _rows_of(path: Path) -> torch.Tensor:
+    """All values that a reader gets, as one tensor."""
+    buffer = interop.open(path)
+    rows = buffer[:]
+    return torch.cat([rows[key].double().reshape(-1) for key in sorted(rows.keys(True, True), key=str)])
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+@pytest.mark.parametrize("places", [3, pytest.param(60, marks=pytest.mark.slow)], ids=["some", "many"])
+def test_what_a_reader_refuses_is_damage_and_other_values_need_a_note(
+    name: str, places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    original = tmp_path / "original"
+    OF_OTHERS[name](original)
+    report = verify(original)
+    assert report.ok and report.bytes == 0 and report.notes, "they have no checksums"
+    expected = _rows_of(original)
+    rng = np.random.default_rng(len(name))
+    changes = [
+        (each.relative_to(original), at)
+        for each in files_of(original)
+        for at in (None, *rng.integers(each.stat().st_size, size=places).tolist())
+    ]
+    for number, (file, at) in enumerate(changes):
+        path = tmp_path / f"copy{number}"
+        shutil.copytree(original, path)
+        if at is None:
+            (path / file).unlink()
+        else:
+            flip(path / file, at)
+        try:
+            found = verify(path)
+        except interop.UnknownPathError:  # without the file that says what it is
+            continue
+        try:
+            same = torch.equal(_rows_of(path), expected)
+        except (CheckpointCorrupt, DatasetError):
+            assert not found.ok, (file, at)
+            with contextlib.suppress(CheckpointCorrupt):
+                interop.inspect(path)
+        else:
+            assert same or not found.ok or found.notes, (file, at)
+        shutil.rmtree(path)
+
+
+def test_bytes_are_compared_where_a_page_has_a_checksum(tmp_path: Path) -> None:
+    _parquet(tmp_path / "with", checksum=True)
+    _parquet(tmp_path / "without")
+    report = verify(tmp_path / "with")
+    assert report.bytes > 24_000 and not report.notes
+    [file] = files_of(tmp_path / "with")
+    flip(file, 12_000)
+    assert not verify(tmp_path / "with").ok
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "some.h5", "w") as h5:
+        h5.create_dataset("sure", data=np.zeros(1000), fletcher32=True)
+        h5.create_dataset("not", data=np.zeros(1000))
+    report = verify(tmp_path / "some.h5")
+    assert 8000 <= report.bytes < 9000 and "1 of its arrays have no checksums, as not" in report.notes[0]
+
+
+def test_the_files_for_other_programs_are_checked(tmp_path: Path) -> None:
+    path = a_folder(tmp_path / "rows")
+    for change in (lambda text: text.replace("float32", "float64", 1), lambda text: text[:40]):
+        meta = path / "meta.json"
+        before = meta.read_text()
+        meta.write_text(change(before))
+        assert ["meta.json" in each.file for each in verify(path).damaged] == [True]
+        meta.write_text(before)
+    assert verify(path).ok
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Reading` looks at the manifest once more, after the files were compared."""
+    path = a_checkpoint(tmp_path / "it")
+    replaced = []
+
+    def reading(*given: object) -> object:
+        if not replaced:
+            replaced.append(a_checkpoint(path))
+            raise CheckpointCorrupt(f"{path}/data-0: cannot be read (No such file or directory)")
+        return Reading(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(verification, "Reading", reading)
+    assert verify(path).ok and replaced
+    monkeypatch.setattr(verification, "_was_replaced", lambda *_: False)
+    replaced.clear()
+    assert not verify(path).ok

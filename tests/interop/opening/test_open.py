@@ -268,8 +268,22 @@ def test_refusals(tmp_path: Path) -> None:
     largest.write_bytes(largest.read_bytes()[:-1])
     with pytest.raises(CheckpointCorrupt, match=largest.name):
         interop.open(path)
-    with pytest.raises(UnknownPathError, match="open one: saved"):
+    with pytest.raises(CheckpointCorrupt, match=largest.name):  # the only thing in this folder
         interop.open(tmp_path)
+    a_checkpoint(tmp_path / "saved again")
+    with pytest.raises(UnknownPathError, match="2 of these in it, open one: saved, saved again"):
+        interop.open(tmp_path)
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "others").mkdir()
+    parquet.write_table(pa.table({"x": [1.0]}), tmp_path / "others" / "a.parquet")
+    with pytest.raises(UnknownPathError, match=r"Move a\.parquet into a folder named data"):
+        interop.open(tmp_path / "others" / "a.parquet")
+    for name in ("dataset_info.json", "data-00000-of-00001.arrow"):
+        (tmp_path / "others" / name).touch()
+    with pytest.raises(UnknownPathError, match=r"save_to_disk .* to_parquet"):
+        interop.open(tmp_path / "others")
 
 
 def test_every_sampler_of_the_library_has_its_arguments() -> None:
