@@ -648,16 +648,14 @@ class ReplayBuffer(Sampled):
                 index = torch.stack([torch.as_tensor(coordinates) for coordinates in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
                 priority = priority.transpose(0, self.dim_extend).flatten()
-            if self._sampler.hooks.updates_by_users:
-                self._update_by_users(index, priority)
-            else:
-                self._sampler.update_priority(index, priority, storage=self._storage)
+            self._updates()(index, priority, storage=self._storage)
 
-    def _update_by_users(self, index: object, priority: object) -> None:
-        """Set priorities by a method of a user's class, which is done or not done if a signal interrupts it."""
+    def _updates(self) -> Callable[..., None]:
+        """`update_priority` of the sampler. That of a user's class is done or not done if a signal interrupts it."""
         sampler = self._sampler
-        update = partial(sampler.update_priority, index, priority, storage=self._storage)
-        redone([sampler.item_values], update)
+        if not sampler.hooks.updates_by_users:
+            return sampler.update_priority
+        return lambda *given, **named: redone([sampler.item_values], partial(sampler.update_priority, *given, **named))
 
     def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
         """Check an update of the priorities of items, [n] with "index", by their `priority_key`. The function does it."""
@@ -826,13 +824,10 @@ class ReplayBuffer(Sampled):
 
     def _found_episodes(self) -> "Episodes[ReplayBuffer]":
         with locked(self):
-            return self._own_episodes()
-
-    def _own_episodes(self) -> "Episodes[ReplayBuffer]":
-        keys = self._trajectory_keys()
-        if self._episodes is None or not self._episodes.are_current(self, keys):
-            self._episodes = Episodes(self, self._over, keys, self._episodes)
-        return self._episodes
+            keys = self._trajectory_keys()
+            if self._episodes is None or not self._episodes.are_current(self, keys):
+                self._episodes = Episodes(self, self._over, keys, self._episodes)
+            return self._episodes
 
     def query(
         self, predicate: Callable[[Trajectory], object] | None = None, *, trajectory_key: NestedKey | None = None
@@ -856,7 +851,7 @@ class ReplayBuffer(Sampled):
             if not len(self._storage):
                 return []
             if trajectory_key is None:
-                return self._own_episodes().query(predicate)
+                return self._found_episodes().query(predicate)
             return Episodes(self, self._over, named_alone(trajectory_key)).query(predicate)
 
     def _trajectory_keys(self) -> TrajectoryKeys:
@@ -898,9 +893,11 @@ class ReplayBuffer(Sampled):
         with locked(self):
             self._sampler.item_values.raise_deferred()
             episodes = None
-            if len(self._storage) and self._writer.keeps_order:
-                with suppress(RuntimeError, TypeError):  # items that say nothing of trajectories
-                    episodes = self._own_episodes()
+            if len(self._storage):
+                with suppress(
+                    RuntimeError, TypeError
+                ):  # a writer without order, items that say nothing of trajectories
+                    episodes = self._found_episodes()
             return account_of(self._storage, self._sampler, self._writer, episodes, index, size)
 
     def in_order(self) -> Any:

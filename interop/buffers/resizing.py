@@ -5,7 +5,6 @@ that got the same newest rows; what a fresh buffer would not know (priorities, e
 taken over from the old slots to the new ones.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fbuf.checkpoint import Fields
 from interop.buffers.recipes import CLASSES, Arguments, arguments_of, built, called, has_given_trajectories
 from interop.checkpoint.state import LoadOptions, described, state_for
 from interop.data.arguments import class_of
+from interop.engine.saved_rows import SavedRing
 from interop.samplers import (
     ConsumingSampler,
     PrioritizedSampler,
@@ -162,10 +162,9 @@ def _saved_items(fields: Fields, storage: Storage) -> int | None:
     rows = content.fields("rows")
     if "ring" not in rows:
         return None
-    ring = rows.fields("ring")
-    capacity, per_row = ring.whole("capacity", 1), math.prod(ring.wholes("lanes"))
-    here = -(-_items_of(storage) // max(per_row, 1))
-    return None if capacity == here else capacity * per_row
+    ring = SavedRing.parsed(rows.fields("ring"))
+    here = -(-_items_of(storage) // max(ring.per_row, 1))
+    return None if ring.capacity == here else ring.items
 
 
 # ------------------------------------------------------------------ rows

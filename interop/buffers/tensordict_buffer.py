@@ -213,10 +213,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 valid = data.get("validity_mask", None)
                 values = torch.as_tensor(values, device=index.device).expand(rows)
                 index, values = of_anchors(index, None if valid is None else valid.reshape(-1), values)
-            if self._sampler.hooks.updates_by_users:
-                self._update_by_users(index, values)
-            else:
-                self._sampler.update_priority(index, values, storage=self._storage)
+            self._updates()(index, values, storage=self._storage)
 
     def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
         self._sampler.item_values.checked(self._reduced(items[self.priority_key], len(items)))

@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.data.pytrees import row_of
+from interop.data.pytrees import each_leaf, row_of
 
 Mask = Tensor | np.ndarray | Sequence[bool]
 
@@ -38,7 +38,8 @@ def rows_of_mask(data: PyTree, mask: object, dim: int, ndim: int) -> PyTree:
     else:
         _check(data, chosen.shape)
         index = torch.from_numpy(np.flatnonzero(chosen))
-        return _taken(_flat(data, chosen.shape), index, 0) if index.numel() else None
+        flat = each_leaf(data, lambda leaf: leaf.reshape(-1, *leaf.shape[chosen.ndim :]))
+        return _taken(flat, index, 0) if index.numel() else None
     index = torch.from_numpy(np.flatnonzero(chosen))
     if not index.numel():
         return None
@@ -91,15 +92,6 @@ def _leaves(data: PyTree) -> list[PyTree]:
     if isinstance(data, list) and not any(isinstance(each, str | bytes) for each in data):
         return [leaf for each in data for leaf in _leaves(each)]
     return [data]
-
-
-def _flat(data: PyTree, shape: tuple[int, ...]) -> PyTree:
-    """The data with its leading dims as one."""
-    if isinstance(data, dict) and not is_tensor_collection(data):
-        return {key: _flat(value, shape) for key, value in data.items()}
-    if isinstance(data, tuple | list) and not is_tensor_collection(data):
-        return row_of(type(data), [_flat(value, shape) for value in data])
-    return data.reshape(-1, *data.shape[len(shape) :])
 
 
 def _taken(data: PyTree, index: Tensor, dim: int) -> PyTree:

@@ -1,5 +1,6 @@
 """What the library `datasets` says of the columns of a Parquet file, in its schema: images, lists, labels."""
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,11 @@ _IN_ARROW = {
     "Translation",
     "Json",
 }  # Arrow types say all
+
+
+def library_metadata(features: Mapping[str, object]) -> dict[str, str]:
+    """The metadata of a schema of Arrow in which the library `datasets` looks for the features of columns."""
+    return {"huggingface": json.dumps({"info": {"features": dict(features)}})}
 
 
 def features_of(schema: "pa.Schema", where: str) -> Mapping[str, Feature]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from interop.data.arguments import required
+from interop.datasets.hub_features import library_metadata
 from interop.datasets.lerobot_features import NUMBERING, WrittenFeature, described_features
 from interop.datasets.lerobot_files import EpisodeList, Numbered, Tables, Videos
 from interop.datasets.lerobot_grown import Existing
@@ -120,7 +121,7 @@ class LeRobotWriter:
             columns[name] = pa.array(numbers)
         table = pa.table(columns)
         if self._schema is None:
-            self._schema = table.schema.with_metadata({"huggingface": json.dumps(self._library_features())})
+            self._schema = table.schema.with_metadata(library_metadata(self._library_features()))
         self._data.append(table.cast(self._schema))
         self._done += count
 
@@ -186,7 +187,7 @@ class LeRobotWriter:
     def _library_features(self) -> dict[str, Any]:
         features = {each.name: each.library_feature() for each in self._features if not each.is_video}
         numbering = {name: {"dtype": kind, "_type": "Value"} for name, kind in NUMBERING.items()}
-        return {"info": {"features": features | numbering}}
+        return features | numbering
 
 
 def _new_info(features: Sequence[WrittenFeature], how: Format) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Export of a replay buffer to Parquet files with a dataset card, in the layout of the Hugging Face hub."""
 
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from interop.data.arguments import required
 from interop.data.keys import entries_below
 from interop.datasets.dataset_card import card, keys_in_words
 from interop.datasets.export_formats import PARQUET, RaggedRows, refuse_names
+from interop.datasets.hub_features import library_metadata
 from interop.datasets.image_entries import ImageEntry, image_column, image_paths
 from interop.datasets.progress import progress
 from interop.datasets.stored_episodes import KeyPath, Kind, StoredEpisodes, stored_episodes
@@ -83,7 +83,7 @@ def to_hub_folder(
         first = _columns(stored, 0, 1, images)
         row = _table(first)
         if images:
-            row = row.replace_schema_metadata({"huggingface": json.dumps(_library_features(row.schema, images))})
+            row = row.replace_schema_metadata(library_metadata(_library_features(row.schema, images)))
         card_text = _card(name or folder.name, licence, description, stored, first)
 
         def make(scratch: Path) -> None:
@@ -177,10 +177,7 @@ def _fixed_lists(values: np.ndarray) -> "pa.Array":
 def _library_features(schema: "pa.Schema", images: Collection[KeyPath]) -> dict[str, Any]:
     """All columns as the library `datasets` describes them."""
     names = {".".join(path) for path in images}
-    features = {
-        field.name: {"_type": "Image"} if field.name in names else _library_feature(field.type) for field in schema
-    }
-    return {"info": {"features": features}}
+    return {field.name: {"_type": "Image"} if field.name in names else _library_feature(field.type) for field in schema}
 
 
 def _library_feature(kind: "pa.DataType") -> dict[str, Any]:

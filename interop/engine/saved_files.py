@@ -24,7 +24,7 @@ class SavedRows(Rows):
         self._files = columns.maps()
         self._step = self._files[0][0].shape[0] if self._files and self._files[0] else 1
         self._filled, self._dtypes = ring.filled, columns.dtypes
-        self._per_row = int(np.prod(ring.lanes, dtype=np.int64))
+        self._per_row = ring.per_row
 
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
         known = known or {}

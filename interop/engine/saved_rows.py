@@ -16,6 +16,7 @@ from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_tensors
 from interop.data import bridge
 from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
 from interop.engine.table import Table
+from interop.host.ring import Ring
 from interop.host.stored_rows import Rows
 from interop.host.threads import uninterrupted
 
@@ -45,6 +46,21 @@ class SavedRing:
         filled = fields.whole("filled", 0, capacity)
         end = fields.whole("end", 0, capacity)
         return cls(ndim, lanes, capacity, filled, fields.whole("written"), end)
+
+    @property
+    def per_row(self) -> int:
+        """Items of a row."""
+        return math.prod(self.lanes)
+
+    @property
+    def items(self) -> int:
+        """The capacity in items."""
+        return self.capacity * self.per_row
+
+    def restore(self, ring: Ring) -> None:
+        """Give a ring, whose rows were replaced by the saved ones, the saved counters."""
+        ring.size = self.filled
+        ring.restored(self.written, self.end % self.capacity)
 
 
 def saved_ring(table: Table) -> dict[str, Any]:
@@ -312,8 +328,7 @@ class LoadedRows:
             table.adopt(self.layout, self.rows)
         if self.leaves and ring.filled:
             table.own_rows().write_run(0, self.leaves)
-        table.ring.size = ring.filled
-        table.ring.restored(ring.written, ring.end % ring.capacity)
+        ring.restore(table.ring)
 
     def _keep(self) -> None:
         """Log the stored rows: a kill rolls back to them. If the log is too small, a kill leaves the storage empty."""

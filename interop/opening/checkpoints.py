@@ -1,6 +1,5 @@
 """The buffer that a checkpoint is: built of the classes and arguments in its manifest, over rows that stay in its files."""
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import LoadOptions
 from interop.data.packed import PackedParts
 from interop.engine.saved_files import SavedFiles, SavedRows
-from interop.engine.saved_rows import parsed
+from interop.engine.saved_rows import SavedRing, parsed
 from interop.formats import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from interop.formats.h5 import shape_of
 from interop.samplers import Sampler
@@ -238,13 +237,12 @@ def _storage(fields: Fields, mode: Mode, given: object, source: Reading) -> tupl
         )
     rows = content.any("rows") if "rows" in content else None
     if isinstance(rows, Mapping) and "scheme" not in rows:
-        ring = rows.get("ring")
-        max_size, ndim = _items(ring) if isinstance(ring, Mapping) else (1, 1)
+        ring = SavedRing.parsed(content.fields("rows").fields("ring")) if "ring" in rows else None
+        max_size, ndim = (1, 1) if ring is None else (ring.items, ring.ndim)
         own = saved.any("arguments") if "arguments" in saved else {}
         max_size = own.get("max_size", max_size) if isinstance(own, Mapping) else max_size
-        if mode == "r" and rows.get("layout") is not None:
-            filled = Fields(ring, saved.where).whole("filled")
-            return TensorStorage.over(SavedFiles(str(source.path), filled), max_size, ndim=ndim), True
+        if mode == "r" and ring is not None and rows.get("layout") is not None:
+            return TensorStorage.over(SavedFiles(str(source.path), ring.filled), max_size, ndim=ndim), True
         return LazyTensorStorage(max_size, ndim=ndim), False
     if "arguments" in saved:
         storage = built(Storage, _named(saved))
@@ -252,18 +250,17 @@ def _storage(fields: Fields, mode: Mode, given: object, source: Reading) -> tupl
         capacity = content.whole("capacity", 1)
         storage = ListStorage(None if capacity == ListStorage().max_size else capacity)
     elif "ring" in content or "file" in content:  # of TED data
-        items = _items(content.any("ring")) if "ring" in content else shape_of(source.file(content.text("file")))
-        storage = LazyTensorStorage(items[0], ndim=items[1])
+        if "ring" in content:
+            ring = SavedRing.parsed(content.fields("ring"))
+            max_size, ndim = ring.items, ring.ndim
+        else:
+            max_size, ndim = shape_of(source.file(content.text("file")))
+        storage = LazyTensorStorage(max_size, ndim=ndim)
     else:
         storage = built(Storage, _named(saved))
     if type(storage.checkpointer).__name__ != name:
         storage.checkpointer = _CHECKPOINTERS[name]()
     return storage, False
-
-
-def _items(ring: Mapping[str, Any]) -> tuple[int, int]:
-    """The capacity of a ring in items, and the number of its dims."""
-    return ring["capacity"] * math.prod(ring["lanes"]), ring["ndim"]
 
 
 def _named(saved: Fields) -> Fields:
@@ -291,5 +288,4 @@ def _adopt(storage: Storage, fields: Fields) -> None:
             layout = layout.keeping(PackedParts(parts))
         storage.table.layout = layout
         storage.table.adopt(layout, SavedRows(layout, ring, columns))
-        storage.ring.size = ring.filled
-        storage.ring.restored(ring.written, ring.end % ring.capacity)
+        ring.restore(storage.ring)

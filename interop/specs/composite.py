@@ -1,6 +1,5 @@
 """Specs of tensordicts."""
 
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
@@ -14,7 +13,7 @@ from torch import Size
 
 from interop.data.tensordicts import of_entries, unchecked
 from interop.specs import shapes, torchrl_classes
-from interop.specs.masks import combined
+from interop.specs.masks import places_of, product_of
 from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec, all_or_nothing, as_device, block
 from interop.specs.views import View, path_of
@@ -513,17 +512,15 @@ class Composite(TensorSpec):
 
     def cardinality(self) -> Any:
         """The product of the entries' cardinalities; 0 without entries."""
-        each = (entry.cardinality() for entry in self.values() if entry is not None)
-        counts = [count.item() if isinstance(count, torch.Tensor) else count for count in each]
-        return math.prod(counts) if counts else 0
+        counts = [entry.cardinality() for entry in self.values() if entry is not None]
+        return product_of(counts) if counts else 0
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """All combinations of the entries' values: a tensordict [number, *shape]. The first key varies slowest."""
         every = {key: entry.enumerate(use_mask) for key, entry in self._roots() if entry is not None}
-        counts = [torch.arange(len(each)) for each in every.values()]
-        places = combined(counts, counts[0]).unbind(-1) if counts else ()
+        places = places_of([len(each) for each in every.values()])
         made = {key: each[at] for (key, each), at in zip(every.items(), places, strict=True)}
-        number = len(places[0]) if counts else 0
+        number = len(places[0]) if places else 0
         return TensorDict(made, batch_size=(number, *self.shape), device=self.device)
 
     # ------------------------------------------------------------------ shapes: of the batch dims

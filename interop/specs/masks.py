@@ -1,7 +1,7 @@
 """Masks of allowed choices, and the base class of specs with masks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -84,6 +84,17 @@ def combined(choices: Sequence[Tensor], like: Tensor) -> Tensor:
         stride //= len(each)
         made[:, at] = each[(places // stride) % len(each)]
     return made
+
+
+def places_of(counts: Sequence[int]) -> Sequence[Tensor]:
+    """All combinations of one place of each list of `counts` values: the places in each list, [number]. As `combined`."""
+    every = [torch.arange(count) for count in counts]
+    return combined(every, every[0]).unbind(-1) if every else ()
+
+
+def product_of(cardinalities: Iterable[Any]) -> int | float:
+    """The product of cardinalities, ints, floats or tensors of one number; 1 without any."""
+    return math.prod(each.item() if isinstance(each, Tensor) else each for each in cardinalities)
 
 
 def any_allowed(mask: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Lazy stacks of unequal specs, and `torch.stack` of specs."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Size, Tensor
 
 from interop.specs import shapes, torchrl_classes
 from interop.specs.composite import Composite, Entry, IsLeaf
-from interop.specs.masks import combined
+from interop.specs.masks import places_of, product_of
 from interop.specs.spec import TensorSpec, all_or_nothing, block, refused
 from interop.specs.views import View
 
@@ -159,8 +158,7 @@ class LazyStack(TensorSpec):
 
     def cardinality(self) -> int | float:
         """The product of the members' cardinalities."""
-        counts = [each.cardinality() for each in self.members]
-        return math.prod(count.item() if isinstance(count, Tensor) else count for count in counts)
+        return product_of(each.cardinality() for each in self.members)
 
     index_select = refused("index the stack along its stack dim")
     _regrouped = refused("squeeze, unsqueeze, expand or unbind a lazy stack, it cannot be reshaped")
@@ -168,8 +166,7 @@ class LazyStack(TensorSpec):
     def enumerate(self, use_mask: bool = False) -> Any:
         """All combinations of the members' values. The value of the first member varies slowest."""
         every = [each.enumerate(use_mask) for each in self.members]
-        counts = [torch.arange(len(each)) for each in every]
-        places = combined(counts, counts[0]).unbind(-1)
+        places = places_of([len(each) for each in every])
         return self._joined([each[at] for each, at in zip(every, places, strict=True)], 1)
 
     def expand(self, *shape: Any) -> Any:

@@ -147,8 +147,7 @@ class LazyFrameStorage(TensorStorage):
                 for name, targets in self._frames().used(rows.counts).items():
                     for target, found in zip(targets, rows.used()[name], strict=True):
                         target[...] = found
-            self.ring.size = ring.filled
-            self.ring.restored(ring.written, ring.end % ring.capacity)
+            ring.restore(self.ring)
 
         return put
 

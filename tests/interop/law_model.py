@@ -22,6 +22,8 @@ from interop import (
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
+from tests.interop import slice_model
+from tests.interop.group_model import GroupModel
 
 ROWS = 12
 MANY = 3000
@@ -98,7 +100,7 @@ class LawModel:
         self.default = 1.0
         self.drawn = set()  # of this epoch: slots or trajectories
         self.uses = {}
-        self.groups = []  # [id, slots, is broken, uses], in the order of writing
+        self.groups = GroupModel(2, getattr(self.sampler, "max_uses", None))
 
     @property
     def storage(self):
@@ -140,22 +142,11 @@ class LawModel:
                 slot = row * self.lanes + lane
                 self.uses[slot] = 0
                 self.priorities[slot] = self.default
-                self._group(slot, ids[lane, at])
+                self.groups.write(slot, ids[lane, at])
         self.written += count
         if len(self.slots()) != getattr(self, "length", -1) or isinstance(self.sampler, SliceSampler):
             self.drawn = set()
         self.length = len(self.slots())
-
-    def _group(self, slot, id_):
-        for group in self.groups:
-            if slot in group[1]:
-                group[1].remove(slot)
-                group[2] = True
-        open_ones = [group for group in self.groups if group[0] == id_ and not group[2] and len(group[1]) < 2]
-        group = open_ones[0] if open_ones else [id_, [], False, 0]
-        if not open_ones:
-            self.groups.append(group)
-        group[1].append(slot)
 
     def update(self):
         if isinstance(self.sampler, StalenessAwareSampler):
@@ -193,8 +184,8 @@ class LawModel:
             self.drawn |= {unit for unit in units if set(unit) & set(slots)}
         else:
             self.drawn |= {(slot,) for slot in slots}
-        for group in self.groups:
-            group[3] += bool(group[1]) and group[1][0] in slots and len(group[1]) == 2
+        for group in self.groups.ready():
+            group["uses"] += group["slots"][0] in slots
 
     def flat(self, index):
         if isinstance(index, tuple) or index.ndim == 2:
@@ -228,8 +219,7 @@ class LawModel:
             least = 3 if self.sampler.strict_length else 1
             return [each for each in self.trajectories() if len(each) >= least]
         if isinstance(self.sampler, PromptGroupSampler):
-            most = self.sampler.max_uses or np.inf
-            return [tuple(each[1]) for each in self.groups if len(each[1]) == 2 and each[3] < most]
+            return [tuple(group["slots"]) for group in self.groups.ready()]
         return [(slot,) for slot in self.slots()]
 
     def left(self, units):
@@ -241,12 +231,12 @@ class LawModel:
         if isinstance(sampler, PrioritizedSliceSampler):
             return self._by_priority()
         if isinstance(sampler, PrioritizedSampler):
-            return _shares({unit: self.priorities[unit[0]] ** 0.7 for unit in units})
+            return _in_proportion({unit: self.priorities[unit[0]] ** 0.7 for unit in units})
         if isinstance(sampler, ConsumingSampler):
-            return _shares({unit: float(self.uses[unit[0]] < 2) for unit in units})
+            return _in_proportion({unit: float(self.uses[unit[0]] < 2) for unit in units})
         aware = sampler.staleness if isinstance(sampler, PromptGroupSampler) else sampler
         if isinstance(aware, StalenessAwareSampler):
-            return _shares({unit: self._fresh(unit, aware) for unit in units})
+            return _in_proportion({unit: self._fresh(unit, aware) for unit in units})
         if isinstance(sampler, SamplerWithoutReplacement):
             left = self.left(units)
             enough = 1
@@ -261,26 +251,16 @@ class LawModel:
                 left = left[:1]
             units = left
         if not isinstance(sampler, SliceSampler):
-            return _shares(dict.fromkeys(units, 1.0))
-        found = {}
-        left, right = (2 if most is True else int(most) for most in sampler.span)
-        for unit in units:
-            last = min(max(len(unit) - 3, 0) + right, len(unit) - 1)
-            for start in range(-left, last + 1):
-                rows = tuple(unit[step] for step in range(start, start + 3) if 0 <= step < len(unit))
-                found[rows] = found.get(rows, 0) + 1 / len(units) / (last + left + 1)
-        return found
+            return _in_proportion(dict.fromkeys(units, 1.0))
+        return slice_model.shares(units, 3, False, *(2 if most is True else int(most) for most in sampler.span))
 
     def _by_priority(self):
-        found, sampler = {}, self.sampler
-        right = sampler.span[1]
+        if not self.units():
+            return {}
+        right = self.sampler.span[1]
         need = 2 if right is True else 3 - int(right)
-        for unit in self.trajectories():
-            for step in range(len(unit)):
-                fits = len(unit) - step >= need and (len(unit) >= 3 or not sampler.strict_length)
-                if fits or (step == 0 and not sampler.strict_length):
-                    found[unit[step : step + 3]] = self.priorities[unit[step]] ** 0.7
-        return _shares(found) if self.units() else {}
+        found = slice_model.starts(self.trajectories(), 3, self.sampler.strict_length, need)
+        return _in_proportion({rows: self.priorities[start] ** 0.7 for start, rows in found.items()})
 
     def _fresh(self, unit, aware):
         version = {
@@ -388,7 +368,7 @@ class LawModel:
         return [part[is_kept].tolist() for part, is_kept in zip(parts, masks, strict=True)]
 
 
-def _shares(weights):
+def _in_proportion(weights):
     total = sum(weights.values())
     return {key: weight / total if total else 0.0 for key, weight in weights.items()}
 
