@@ -25,6 +25,7 @@ class Reason(enum.IntEnum):
     ZERO_WEIGHT = 10
     INCOMPLETE = 11
     BLOCKED = 12
+    TOO_FEW = 13
 
     @property
     def words(self) -> str:
@@ -51,6 +52,7 @@ _WORDS = {
     Reason.ZERO_WEIGHT: "the weight of its staleness is zero",
     Reason.INCOMPLETE: "not all rows of its group are stored",
     Reason.BLOCKED: "another member that may be drawn from has no items, so that no batch can be drawn",
+    Reason.TOO_FEW: "with drop_last no batch can be drawn, which has more items or slices than there are",
 }
 
 

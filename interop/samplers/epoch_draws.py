@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fbuf.memory_plan import Share
-from fbuf.samplers import Chances
+from fbuf.samplers import Chances, Reason
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.draws import host_share
 from interop.samplers.shares import ShardContents
@@ -75,14 +75,17 @@ class EpochDraws(SlotDraws):
 
     def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
         count = 1 if batch_size is None else batch_size
-        return Chances.in_epoch(len(storage), self._left(len(storage), count), self.epoch.shuffle)
+        return self._law_of_positions(len(storage), count)
 
-    def _left(self, length: int, count: int, anew: bool = False) -> np.ndarray:
-        """The positions of `length` ones from which a take of `count` is; of a new epoch all, which `anew` begins."""
+    def _law_of_positions(self, length: int, count: int, anew: bool = False) -> Chances:
+        """The chances of `length` positions in a take of `count`; `anew` begins a new epoch."""
+        drop_last, shuffle = self.epoch.drop_last, self.epoch.shuffle
+        if drop_last and count > length:  # `take` raises
+            return Chances.of(np.zeros(length), np.full(length, Reason.TOO_FEW, np.uint8))
         state = self.epoch.state()
         left = state.left()
-        ends = not left.size or (self.epoch.drop_last and left.size < count)
-        return np.arange(length) if anew or ends or state.length != length else left
+        ends = not left.size or (drop_last and left.size < count)
+        return Chances.in_epoch(length, np.arange(length) if anew or ends or state.length != length else left, shuffle)
 
     def state(self) -> EpochState:
         """A copy of what decides the next draws, without those that are reserved."""

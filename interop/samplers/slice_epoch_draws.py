@@ -84,10 +84,9 @@ class SliceEpochDraws(SliceDraws, EpochDraws):
         count = 1 if batch_size is None else self.shape.of(batch_size)[0]
         law = SliceLaw(self.source.of(storage))
         units = np.flatnonzero(law.lengths >= self.shape.least(length))
-        left = self._left(units.size, count, anew=self._version not in (None, self.source.version))
+        of_units = self._law_of_positions(units.size, count, anew=self._version not in (None, self.source.version))
         if not self.epoch.shuffle:  # positions are ranks
             units = units[law.in_order_of_storage()[units].argsort()]
-        of_units = Chances.in_epoch(units.size, left, self.epoch.shuffle)
         share, reason = np.zeros(law.lengths.size), np.full(law.lengths.size, Reason.TOO_SHORT, np.uint8)
         share[units], reason[units] = of_units.probability, of_units.reason
         return law.evenly(share, reason, length, *self.shape.spans(length))

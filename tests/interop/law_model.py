@@ -242,6 +242,8 @@ class LawModel:
             enough = 1
             if sampler.drop_last:
                 enough = self.batch // 3 if isinstance(sampler, SliceSampler) else self.batch
+                if len(units) < enough:
+                    return {}  # `sample` raises
             if len(left) < enough:
                 left = units
             if not sampler.shuffle:
