@@ -376,7 +376,8 @@ class ReplayBuffer(Sampled):
 
         The buffer is then one of that capacity that got the same newest items: the oldest is at slot 0. Priorities and the
         default priority, uses, groups, and the rest of an epoch follow the items; an epoch of slices begins anew. Slots of
-        samples that were drawn before, and their generations, name no item any more. `write_count` goes on.
+        samples that were drawn before, and their generations, name no item any more. `write_count` goes on. A prioritized
+        sampler takes as many items as before, or more: its `max_capacity` never falls.
 
         The rows are copied, and are in memory twice meanwhile. `storage` and `writer` are other objects afterwards. Rows in
         files go to another folder; the old one stays as it is, and is closed. After an error nothing has changed.
