@@ -31,7 +31,7 @@ class Run:
 
 
 def _run(generation: int) -> Run:
-    register()
+    enter()
     return Run(generation)
 
 
@@ -57,7 +57,7 @@ class FileStorageManager(StorageManager):
             return
         partition, indexes = metadata.partition_ids[0], metadata.global_indexes
         keys = await _controller().kv_retrieve_keys.remote(indexes, partition)
-        fields = {name: _field(data.get(name), metadata.size) for name in data.keys()}
+        fields = {name: _field(value, metadata.size) for name, value in data.items()}
         await asyncio.get_running_loop().run_in_executor(
             None, self._files.put, partition, indexes, fields, keys or None, metadata.get_all_custom_meta()
         )
@@ -115,23 +115,8 @@ def initialize(conf: Any) -> dict[str, Any]:
     return {"path": config.path, "generation": generation, "rows": len(stored)}
 
 
-def register() -> None:
-    """Enter the backend `FbufFiles` in TransferQueue, for this process. Calls after the first one have no effect.
-
-    Call it in the process that calls `transfer_queue.init(conf)` first. The others, which join its run, do it by themselves.
-    The configuration of the backend:
-
-    - `path`: a folder, on a file system that all machines of the run see.
-    - `flush`, False by default: wait for the disk at each put. Without it rows survive every kill of processes; with it also
-      a loss of power.
-    - `allow_pickle`, False by default: pickle values that are neither tensors, arrays nor plain values.
-
-    `init` with a folder that has rows gives them to the new controller: all that were put and not cleared, with their keys
-    and tags, as rows that nobody has consumed. Processes of an earlier run get an `OtherRunError` when they write.
-
-    See also:
-        https://github.com/Ascend/TransferQueue
-    """
+def enter() -> None:
+    """Enter the backend in the registries of TransferQueue. Calls after the first one have no effect."""
     StorageManagerFactory.register(NAME)(FileStorageManager)
     StorageBootstrapProvider.register_provider(NAME)(initialize)
 

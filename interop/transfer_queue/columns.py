@@ -104,9 +104,9 @@ def column_bytes(
 
 def batched(rows: list[Any]) -> tuple[Literal["tensor", "values"], Any]:
     """Rows as one value of a tensordict: nested with the layout jagged, or strided, or dense for scalars; else a list."""
-    if not all(isinstance(row, Tensor) for row in rows):
+    if not all(isinstance(row, Tensor) and row.dtype == rows[0].dtype for row in rows):
         return "values", rows
-    if all(row.dim() == 0 and row.dtype == rows[0].dtype for row in rows):
+    if all(row.dim() == 0 for row in rows):
         return "tensor", torch.stack(rows)
     for layout in (torch.jagged, torch.strided):
         try:

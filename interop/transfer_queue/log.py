@@ -2,16 +2,16 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
-import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.files import FolderLock
+from interop.host.threads import Lock
 from interop.transfer_queue.rows import Entry, Rows
 
 _COMPACT_FROM = 1 << 20  # bytes of a log that is worth to be written anew
@@ -35,9 +35,9 @@ class _Followed:
         if size <= self.read:
             return
         *lines, _ = os.pread(self.file, size - self.read, self.read).split(b"\n")  # the rest is not committed
-        for entry in [_entry(line, path) for line in lines]:  # after an interrupt they are applied again
-            self.rows.apply(entry)
-        self.read += sum(len(line) + 1 for line in lines)
+        for line in lines:
+            self.rows.apply(_entry(line, path))  # after an interrupt the last one is applied again
+            self.read += len(line) + 1
 
     def drop_rest(self) -> None:
         """Remove the part of an entry that a killed process left."""
@@ -48,13 +48,12 @@ class _Followed:
 class Log:
     """The log in a folder, followed by any number of processes and threads.
 
-    The file is replaced by a shorter one when it has become long. A process that is killed at any operation leaves a log with
-    all entries that were committed, and without the one that was not.
+    The file is replaced by a shorter one when it has become long. A process that is killed at any operation leaves a log
+    that has all entries that were committed, and not the one that was not.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._lock_path = folder / "log", folder / "lock"
-        self._threads = threading.RLock()
+        self._path, self._threads = folder / "log", Lock()
         self._followed: _Followed | None = None
         self._compact_at = _COMPACT_FROM
 
@@ -69,15 +68,14 @@ class Log:
     def held(self) -> Iterator[Rows]:
         """The rows, while no other process and thread appends. Entries of killed processes are rolled back."""
         with self._threads:
-            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = FolderLock(self._path.parent)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
                 followed = self._newest()
                 if followed:
                     followed.drop_rest()
                 yield followed.rows if followed else Rows()
             finally:
-                os.close(lock)
+                lock.release()
 
     def append(self, entry: Entry, flush: bool) -> None:
         """Commit an entry to a log that exists. For the holder of the lock. After an OSError it is not committed."""

@@ -1,13 +1,15 @@
 """The rows of a queue on files: what was put survives every kill, until it is cleared."""
 
 import contextlib
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fbuf.checkpoint import CheckpointCorrupt
+from interop.host.threads import Lock
 from interop.transfer_queue.log import Log, flush_folder
 from interop.transfer_queue.rows import Part, Row, Rows
 from interop.transfer_queue.segments import Field, Segment, read_field, write_segment
@@ -45,7 +47,7 @@ class QueueFiles:
     def __init__(self, path: str | Path, generation: int, flush: bool = False, allow_pickle: bool = False) -> None:
         self._path, self._generation, self._flush, self._allow_pickle = Path(path), generation, flush, allow_pickle
         self._log = Log(self._path)
-        self._threads = threading.Lock()
+        self._threads = Lock()
         self._open: dict[str, Segment] = {}
 
     @classmethod
@@ -76,9 +78,7 @@ class QueueFiles:
                 fresh = list(indexes(stored)) if stored else []
                 if len(set(fresh)) != len(stored):
                     raise ValueError(f"{len(stored)} rows need as many different indexes, got {len(set(fresh))}")
-                rows = Rows()
-                rows.generation = before.generation + 1
-                rows.stored = dict(zip(fresh, before.stored.values(), strict=True))
+                rows = Rows(before.generation + 1, dict(zip(fresh, before.stored.values(), strict=True)))
                 log.replace(rows, flush)
                 files._remove_unused(rows)
         finally:
@@ -111,8 +111,9 @@ class QueueFiles:
         if len(set(indexes)) != len(indexes):
             raise ValueError("indexes must be all different: of a row that is there twice no value is the last")
         for name, values in fields.items():
-            if len(values) != len(indexes):
-                raise ValueError(f"field {name!r} has {len(values)} rows, {len(indexes)} indexes were given")
+            count = values.size(0) if isinstance(values, Tensor) else len(values)  # no len() of some nested tensors
+            if count != len(indexes):
+                raise ValueError(f"field {name!r} has {count} rows, {len(indexes)} indexes were given")
         segment = f"{self._generation}-{uuid.uuid4().hex}"
         path = self._segment_path(segment)
         write_segment(
@@ -129,7 +130,7 @@ class QueueFiles:
                 flush_folder(path.parent)
             with self._log.held() as rows:
                 self._check_generation(rows)
-                replaced = _segments_with(rows, indexes)
+                replaced = rows.segments_of(indexes)
                 entry = {"put": segment, "partition": partition, "indexes": indexes, "fields": list(fields)}
                 committed = True  # from here on the log decides: the file stays, and the next run removes it if unused
                 self._log.append(entry, self._flush)
@@ -171,7 +172,7 @@ class QueueFiles:
             there = [index for index in map(int, indexes) if index in rows.stored]
             if not there:
                 return
-            freed = _segments_with(rows, there)
+            freed = rows.segments_of(there)
             self._log.append({"clear": there}, self._flush)
         self._free(freed)
 
@@ -223,7 +224,7 @@ class QueueFiles:
         """Remove those of the segments that no row needs. A killed call leaves them to the next run."""
         with self._log.held() as rows:
             if rows.generation == self._generation and candidates:
-                for name in candidates - rows.segments():
+                for name in candidates - rows.needed(candidates):
                     self._segment_path(name).unlink(missing_ok=True)
         with self._threads:
             for name in [each for each in self._open if not self._segment_path(each).exists()]:
@@ -231,10 +232,9 @@ class QueueFiles:
 
     def _remove_unused(self, rows: Rows) -> None:
         """Remove what killed processes left. For the holder of the lock, after it has begun a run."""
-        needed = rows.segments()
-        for path in (self._path / "segments").iterdir():
-            if path.name not in needed and not path.name.startswith(f"{rows.generation}-"):
-                path.unlink(missing_ok=True)
+        there = {path.name for path in (self._path / "segments").iterdir()}
+        for name in there - rows.needed(there):
+            self._segment_path(name).unlink(missing_ok=True)
 
 
 def _part(rows: Rows, index: int, field: str) -> Part:
@@ -245,8 +245,3 @@ def _part(rows: Rows, index: int, field: str) -> Part:
     if part is None:
         raise KeyError(f"row {index} of {row.partition!r} has no field {field!r}; it has {sorted(row.fields)}")
     return part
-
-
-def _segments_with(rows: Rows, indexes: Iterable[int]) -> set[str]:
-    """The segments of the rows that have these indexes."""
-    return {part.segment for index in indexes if index in rows.stored for part in rows.stored[index].parts}

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.files import opened
 from interop.transfer_queue.columns import Column, batched, column_bytes, jagged
 
 _MAGIC = b"fbuf-seg"
@@ -27,11 +28,10 @@ class Segment:
 
     def __init__(self, path: Path, allow_pickle: bool = False) -> None:
         """FileNotFoundError where its rows were cleared. CheckpointCorrupt where it was cut."""
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with opened(path) as (handle, size):
             if size < len(_MAGIC) + 8:
                 raise CheckpointCorrupt(f"{path}: {size} bytes are no segment")
-            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._memory = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
         tail = self._memory[size - len(_MAGIC) - 8 :]
         foot = int.from_bytes(tail[:8], "little")
         if tail[8:] != _MAGIC or foot > size - len(tail):
