@@ -1,5 +1,6 @@
 """One field of a put as bytes: all its rows, in one piece, that a memory map reads without a copy."""
 
+import io
 import json
 import math
 import pickle
@@ -135,12 +136,17 @@ def _packed(value: Any, where: str, allow_pickle: bool) -> bytes:
     """The bytes of one value. The first one says how it was written."""
     if _is_json(value):
         return b"j" + json.dumps(value).encode()
+    if type(value) is np.ndarray and value.dtype.kind in "biufcSUMm":
+        file = io.BytesIO()
+        np.save(file, value, allow_pickle=False)
+        return b"n" + file.getvalue()
     try:
         text, pieces = pack(value)
     except TypeError as error:
         if not allow_pickle:
+            reason = str(error).removeprefix("a state_dict: ")
             raise TypeError(
-                f"{where}: {error}. Or set allow_pickle: true in the configuration of the backend"
+                f"{where}: {reason}, or set allow_pickle: true in the configuration of the backend"
             ) from error
         return b"p" + pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     head = json.dumps([len(text), *(len(piece) for piece in pieces)]).encode()
@@ -150,6 +156,8 @@ def _packed(value: Any, where: str, allow_pickle: bool) -> bytes:
 def _unpacked(raw: bytes, where: str) -> Any:
     if raw[:1] == b"j":
         return json.loads(raw[1:])
+    if raw[:1] == b"n":
+        return np.load(io.BytesIO(raw[1:]), allow_pickle=False)
     if raw[:1] == b"p":
         return pickle.loads(raw[1:])
     start = 5 + int.from_bytes(raw[1:5], "little")

@@ -54,6 +54,7 @@ VALUES = {
     "plain": [{"a": [1, 2.5, None]}, {"a": True}, 7],
     "tuples": [(1, 2), "a", b"bytes"],
     "arrays": [np.arange(3), np.zeros((2, 2), np.float16), np.bool_(True)],
+    "arrays of text": [np.array(["a", "bc"]), np.array([b"x"]), np.array(["2020-01-01"], "datetime64[D]")],
     "tensordicts": [TensorDict({"x": torch.ones(2)}, []), TensorDict({"x": torch.zeros(2)}, []), TensorDict({}, [])],
     "float texts": [float("inf"), -0.0, 1e-300],
 }
