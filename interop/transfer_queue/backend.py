@@ -56,12 +56,13 @@ class FileStorageManager(StorageManager):
         if metadata.size == 0:
             return
         partition, indexes = metadata.partition_ids[0], metadata.global_indexes
+        schema = extract_field_schema(data)  # first: it checks the rows of each field
+        fields = {name: _field(data[name]) for name in schema}
         keys = await _controller().kv_retrieve_keys.remote(indexes, partition)
-        fields = {name: _field(value, metadata.size) for name, value in data.items()}
         await asyncio.get_running_loop().run_in_executor(
             None, self._files.put, partition, indexes, fields, keys or None, metadata.get_all_custom_meta()
         )
-        await self.notify_data_update(partition, indexes, extract_field_schema(data))
+        await self.notify_data_update(partition, indexes, schema)
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:
         """The fields that the metadata names. Tensors may be views of the files, and can be written to."""
@@ -156,11 +157,11 @@ def _by_index(schema: dict[str, dict[str, Any]], indexes: Sequence[int]) -> dict
     }
 
 
-def _field(value: Any, rows: int) -> Any:
+def _field(value: Any) -> Any:
+    """The rows of a field: a tensor, or a list."""
     if isinstance(value, Tensor):
         return value
-    values = value.tolist() if hasattr(value, "tolist") else list(value)
-    return values if isinstance(values, list) else [values] * rows
+    return value.tolist() if isinstance(value, NonTensorStack) else list(value)
 
 
 def _read(files: QueueFiles, indexes: Sequence[int], fields: Sequence[str]) -> TensorDict:

@@ -136,10 +136,10 @@ def _packed(value: Any, where: str, allow_pickle: bool) -> bytes:
     """The bytes of one value. The first one says how it was written."""
     if _is_json(value):
         return b"j" + json.dumps(value).encode()
-    if type(value) is np.ndarray and value.dtype.kind in "biufcSUMm":
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufcSUMm":
         file = io.BytesIO()
         np.save(file, value, allow_pickle=False)
-        return b"n" + file.getvalue()
+        return (b"n" if isinstance(value, np.ndarray) else b"g") + file.getvalue()
     try:
         text, pieces = pack(value)
     except TypeError as error:
@@ -158,6 +158,8 @@ def _unpacked(raw: bytes, where: str) -> Any:
         return json.loads(raw[1:])
     if raw[:1] == b"n":
         return np.load(io.BytesIO(raw[1:]), allow_pickle=False)
+    if raw[:1] == b"g":
+        return np.load(io.BytesIO(raw[1:]), allow_pickle=False)[()]
     if raw[:1] == b"p":
         return pickle.loads(raw[1:])
     start = 5 + int.from_bytes(raw[1:5], "little")

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.host.threads import Lock
 from interop.transfer_queue.log import Log, flush_folder
 from interop.transfer_queue.rows import Part, Row, Rows
-from interop.transfer_queue.segments import Field, Segment, read_field, write_segment
+from interop.transfer_queue.segments import Description, Field, Segment, read_field, write_segment
+
+_DESCRIBED = 1000  # descriptions of files that are kept
 
 
 class OtherRunError(RuntimeError):
@@ -47,8 +48,7 @@ class QueueFiles:
     def __init__(self, path: str | Path, generation: int, flush: bool = False, allow_pickle: bool = False) -> None:
         self._path, self._generation, self._flush, self._allow_pickle = Path(path), generation, flush, allow_pickle
         self._log = Log(self._path)
-        self._threads = Lock()
-        self._open: dict[str, Segment] = {}
+        self._described_segments: dict[str, Description] = {}  # of files that were read
 
     @classmethod
     def begin(
@@ -184,8 +184,6 @@ class QueueFiles:
     def close(self) -> None:
         """Close the files. Tensors that were read stay valid."""
         self._log.close()
-        with self._threads:
-            self._open = {}
 
     def _described(self, index: int, row: Row) -> Stored:
         last = row.parts[-1]
@@ -204,12 +202,10 @@ class QueueFiles:
         return self._path / "segments" / name
 
     def _segment(self, name: str) -> Segment:
-        with self._threads:
-            found = self._open.get(name)
-        if found is None:
-            found = Segment(self._segment_path(name), self._allow_pickle)
-            with self._threads:
-                self._open[name] = found
+        found = Segment(self._segment_path(name), self._allow_pickle, self._described_segments.get(name))
+        if len(self._described_segments) > _DESCRIBED:
+            self._described_segments = {}
+        self._described_segments[name] = found.described
         return found
 
     def _segments(self, names: Iterable[str]) -> dict[str, Segment]:
@@ -226,9 +222,6 @@ class QueueFiles:
             if rows.generation == self._generation and candidates:
                 for name in candidates - rows.needed(candidates):
                     self._segment_path(name).unlink(missing_ok=True)
-        with self._threads:
-            for name in [each for each in self._open if not self._segment_path(each).exists()]:
-                self._open.pop(name, None)
 
     def _remove_unused(self, rows: Rows) -> None:
         """Remove what killed processes left. For the holder of the lock, after it has begun a run."""

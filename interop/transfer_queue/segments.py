@@ -18,15 +18,17 @@ _MAGIC = b"fbuf-seg"
 _ALIGNED = 64
 _MOST = 1 << 30  # bytes of one call of write: Linux writes 2 GiB at most
 Field = Tensor | Sequence[Any]
+Description = dict[str, Any]
 
 
 class Segment:
-    """The rows of one put. Tensors that are read are views of the mapped file: to write to them does not change it.
+    """The rows of one put, mapped. Tensors that are read are views of this map: to write to them does not change the file.
 
-    A view is valid after the file was unlinked.
+    Map the file for each reader, so that none sees what another has written to its tensors. A view is valid after the file
+    was unlinked. `described` has the keys and layouts of an earlier map of the file, which are not read again.
     """
 
-    def __init__(self, path: Path, allow_pickle: bool = False) -> None:
+    def __init__(self, path: Path, allow_pickle: bool = False, described: Description | None = None) -> None:
         """FileNotFoundError where its rows were cleared. CheckpointCorrupt where it was cut."""
         with opened(path) as (handle, size):
             if size < len(_MAGIC) + 8:
@@ -36,7 +38,8 @@ class Segment:
         foot = int.from_bytes(tail[:8], "little")
         if tail[8:] != _MAGIC or foot > size - len(tail):
             raise CheckpointCorrupt(f"{path}: the end of the file is missing or damaged")
-        described = json.loads(self._memory[size - len(tail) - foot : size - len(tail)])
+        described = described or json.loads(self._memory[size - len(tail) - foot : size - len(tail)])
+        self.described = described
         self.keys: list[str | None] = described["keys"]
         self._tags = Column(
             described["tags"], self._memory, described["tags_start"], f"the tags of {path}", allow_pickle

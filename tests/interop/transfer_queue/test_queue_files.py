@@ -55,6 +55,7 @@ VALUES = {
     "tuples": [(1, 2), "a", b"bytes"],
     "arrays": [np.arange(3), np.zeros((2, 2), np.float16), np.bool_(True)],
     "arrays of text": [np.array(["a", "bc"]), np.array([b"x"]), np.array(["2020-01-01"], "datetime64[D]")],
+    "numbers of NumPy": [np.float16(1.5), np.bytes_(b"x"), np.str_("y")],
     "tensordicts": [TensorDict({"x": torch.ones(2)}, []), TensorDict({"x": torch.zeros(2)}, []), TensorDict({}, [])],
     "float texts": [float("inf"), -0.0, 1e-300],
 }
@@ -76,6 +77,7 @@ def test_tensors_that_are_read_can_be_written_to(tmp_path: Path) -> None:
     files.put("p", [0, 1], {"f": torch.zeros(2, 3)})
     files.get([0, 1], ["f"])["f"][1].values().fill_(1)
     files.get([1], ["f"])["f"][1].values().fill_(1)
+    assert not files.get([0, 1], ["f"])["f"][1].values().any()
     assert not QueueFiles(tmp_path, 1).get([0, 1], ["f"])["f"][1].values().any()
 
 
