@@ -6,13 +6,16 @@ from itertools import groupby
 from typing import Any
 
 import ray
+from omegaconf import DictConfig
 from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 from transfer_queue.metadata import BatchMeta, extract_field_schema
 from transfer_queue.storage.bootstrap import StorageBootstrapProvider
 from transfer_queue.storage.managers import StorageManager, StorageManagerFactory
+from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 from interop.transfer_queue.queue_files import QueueFiles, Stored
+from interop.transfer_queue.segments import Field
 
 NAME = "FbufFiles"
 
@@ -38,7 +41,7 @@ def _run(generation: int) -> Run:
 class FileStorageManager(StorageManager):
     """Puts, gets and clears rows in the files of a run. Each process writes and reads by itself: no server is between."""
 
-    def __init__(self, controller_info: Any, config: Mapping[str, Any], zmq_context: Any = None) -> None:
+    def __init__(self, controller_info: ZMQServerInfo, config: Mapping[str, Any], zmq_context: object = None) -> None:
         path, run = config.get("path"), config.get("run")
         if path is None or run is None:
             raise ValueError(
@@ -94,7 +97,7 @@ class FileStorageManager(StorageManager):
             self._files.close()
 
 
-def initialize(conf: Any) -> dict[str, Any]:
+def initialize(conf: DictConfig) -> dict[str, Any]:
     """Begin a run in the folder of the configuration, and tell its controller the rows that are stored there."""
     config = conf.backend[NAME]
     if not config.get("path"):
@@ -157,7 +160,7 @@ def _by_index(schema: dict[str, dict[str, Any]], indexes: Sequence[int]) -> dict
     }
 
 
-def _field(value: Any) -> Any:
+def _field(value: Field) -> Field:
     """The rows of a field: a tensor, or a list."""
     if isinstance(value, Tensor):
         return value

@@ -12,7 +12,7 @@ from typing import Any
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.files import FolderLock
 from interop.host.threads import Lock
-from interop.transfer_queue.rows import Entry, Rows
+from interop.transfer_queue.queue_rows import Entry, QueueRows
 
 _COMPACT_FROM = 1 << 20  # bytes of a log that is worth to be written anew
 
@@ -23,7 +23,7 @@ class _Followed:
 
     file: int
     read: int = 0
-    rows: Rows = dataclasses.field(default_factory=Rows)
+    rows: QueueRows = dataclasses.field(default_factory=QueueRows)
 
     def is_at(self, path: Path) -> bool:
         here, there = os.fstat(self.file), os.stat(path)
@@ -58,14 +58,14 @@ class Log:
         self._compact_at = _COMPACT_FROM
 
     @contextlib.contextmanager
-    def rows(self) -> Iterator[Rows]:
+    def rows(self) -> Iterator[QueueRows]:
         """The rows after the last entry that was committed before the call. O(new entries). Do not change them."""
         with self._threads:
             followed = self._newest()
-            yield followed.rows if followed else Rows()
+            yield followed.rows if followed else QueueRows()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[Rows]:
+    def held(self) -> Iterator[QueueRows]:
         """The rows, while no other process and thread appends. Entries of killed processes are rolled back."""
         with self._threads:
             lock = FolderLock(self._path.parent)
@@ -73,7 +73,7 @@ class Log:
                 followed = self._newest()
                 if followed:
                     followed.drop_rest()
-                yield followed.rows if followed else Rows()
+                yield followed.rows if followed else QueueRows()
             finally:
                 lock.release()
 
@@ -91,7 +91,7 @@ class Log:
         if followed.read > self._compact_at:
             self.replace(followed.rows, flush)
 
-    def replace(self, rows: Rows, flush: bool) -> None:
+    def replace(self, rows: QueueRows, flush: bool) -> None:
         """Commit a log that says `rows`, in the place of the one there is, if any. For the holder of the lock."""
         line, staged = _line(rows.snapshot()), self._path.with_name("log.staged")
         handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)

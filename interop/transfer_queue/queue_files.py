@@ -1,16 +1,17 @@
 """The rows of a queue on files: what was put survives every kill, until it is cleared."""
 
 import contextlib
+import dataclasses
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.transfer_queue.log import Log, flush_folder
-from interop.transfer_queue.rows import Part, Row, Rows
+from interop.transfer_queue.queue_rows import QueueRows, Row, RowPart
 from interop.transfer_queue.segments import Description, Field, Segment, read_field, write_segment
 
 _DESCRIBED = 1000  # descriptions of files that are kept
@@ -20,7 +21,8 @@ class OtherRunError(RuntimeError):
     """The folder of a queue was opened by a later run: this process belongs to an earlier one and may not write."""
 
 
-class Stored(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
     """A stored row: its index, partition and fields, and the key and tags of the put that was the last."""
 
     index: int
@@ -78,12 +80,14 @@ class QueueFiles:
                 fresh = list(indexes(stored)) if stored else []
                 if len(set(fresh)) != len(stored):
                     raise ValueError(f"{len(stored)} rows need as many different indexes, got {len(set(fresh))}")
-                rows = Rows(before.generation + 1, dict(zip(fresh, before.stored.values(), strict=True)))
+                rows = QueueRows(before.generation + 1, dict(zip(fresh, before.stored.values(), strict=True)))
                 log.replace(rows, flush)
                 files._remove_unused(rows)
         finally:
             log.close()
-        return rows.generation, [each._replace(index=index) for each, index in zip(stored, fresh, strict=True)]
+        return rows.generation, [
+            dataclasses.replace(each, index=index) for each, index in zip(stored, fresh, strict=True)
+        ]
 
     def put(
         self,
@@ -191,7 +195,7 @@ class QueueFiles:
         fields = tuple(sorted(row.fields))
         return Stored(index, row.partition, segment.keys[last.position], fields, segment.tags(last.position))
 
-    def _check_generation(self, rows: Rows) -> None:
+    def _check_generation(self, rows: QueueRows) -> None:
         if rows.generation != self._generation:
             raise OtherRunError(
                 f"{self._path} belongs to run {rows.generation}, this process to run {self._generation}: it has outlived "
@@ -223,14 +227,14 @@ class QueueFiles:
                 for name in candidates - rows.needed(candidates):
                     self._segment_path(name).unlink(missing_ok=True)
 
-    def _remove_unused(self, rows: Rows) -> None:
+    def _remove_unused(self, rows: QueueRows) -> None:
         """Remove what killed processes left. For the holder of the lock, after it has begun a run."""
         there = {path.name for path in (self._path / "segments").iterdir()}
         for name in there - rows.needed(there):
             self._segment_path(name).unlink(missing_ok=True)
 
 
-def _part(rows: Rows, index: int, field: str) -> Part:
+def _part(rows: QueueRows, index: int, field: str) -> RowPart:
     row = rows.stored.get(index)
     if row is None:
         raise KeyError(f"row {index} is not stored: it was cleared, or never put")

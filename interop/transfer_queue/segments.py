@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.files import opened
-from interop.transfer_queue.columns import Column, batched, column_bytes, jagged
+from interop.transfer_queue.field_bytes import Column, batched, column_bytes, jagged
 
 _MAGIC = b"fbuf-seg"
 _ALIGNED = 64
@@ -119,7 +119,7 @@ def read_field(refs: Sequence[tuple[Segment, int]], field: str) -> tuple[str, An
 
 def _written(handle: int, pieces: Sequence[np.ndarray | bytes], place: int) -> int:
     for piece in pieces:
-        rest = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
+        rest = memoryview(piece.data if isinstance(piece, np.ndarray) else piece)
         while rest:
             count = os.write(handle, rest[:_MOST])
             rest, place = rest[count:], place + count

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import mmap
 import pickle
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -29,7 +30,9 @@ class Column:
         allow_pickle: unpickle values that were pickled, which may run code.
     """
 
-    def __init__(self, layout: Layout, memory: Any, start: int, where: str, allow_pickle: bool) -> None:
+    def __init__(
+        self, layout: Layout, memory: mmap.mmap | bytearray, start: int, where: str, allow_pickle: bool
+    ) -> None:
         self._layout, self._memory, self._start, self._where = layout, memory, start, where
         self._allow_pickle = allow_pickle
         sizes = layout.get("sizes")
@@ -53,7 +56,7 @@ class Column:
         first, stop = self._ends[position], self._ends[position + 1]
         if self._layout["kind"] == "ragged":
             return self._tensor(first, stop - first).view(self._layout["shapes"][position])
-        raw = self._memory[self._start + first : self._start + stop]
+        raw = bytes(self._memory[self._start + first : self._start + stop])
         if self._layout["kind"] == "text":
             return raw.decode()
         if raw[:1] == b"p" and not self._allow_pickle:
@@ -83,19 +86,9 @@ def column_bytes(
     if isinstance(values, Tensor) and not values.is_nested:
         flat = values.detach().cpu().contiguous()
         return {"kind": "dense", "dtype": _name(flat.dtype), "shape": list(flat.shape[1:])}, [_raw(flat)]
-    rows = list(values.unbind()) if isinstance(values, Tensor) else list(values)
+    rows: list[Any] = list(values.unbind()) if isinstance(values, Tensor) else list(values)
     if rows and all(type(row) is Tensor and not row.is_nested and row.dtype == rows[0].dtype for row in rows):
-        kept = [row.detach().cpu().contiguous() for row in rows]
-        layout = {
-            "kind": "ragged",
-            "dtype": _name(kept[0].dtype),
-            "shapes": [list(row.shape) for row in kept],
-            "sizes": [row.numel() for row in kept],
-        }
-        if _one_after_the_other(kept):
-            whole = torch.as_strided(kept[0], (sum(layout["sizes"]),), (1,))
-            return layout, [_raw(whole)]
-        return layout, [_raw(row) for row in kept]
+        return _of_tensors([row.detach().cpu().contiguous() for row in rows])
     if all(type(row) is str for row in rows):
         return _of_bytes("text", [row.encode() for row in rows])
     return _of_bytes(
@@ -128,11 +121,24 @@ def jagged(block: Tensor) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(block.flatten(0, 1), offsets)
 
 
+def _of_tensors(rows: list[Tensor]) -> tuple[Layout, list[np.ndarray | bytes]]:
+    sizes = [row.numel() for row in rows]
+    layout = {
+        "kind": "ragged",
+        "dtype": _name(rows[0].dtype),
+        "shapes": [list(row.shape) for row in rows],
+        "sizes": sizes,
+    }
+    if _one_after_the_other(rows):
+        return layout, [_raw(torch.as_strided(rows[0], (sum(sizes),), (1,)))]
+    return layout, [_raw(row) for row in rows]
+
+
 def _of_bytes(kind: str, rows: list[bytes]) -> tuple[Layout, list[np.ndarray | bytes]]:
     return {"kind": kind, "sizes": [len(row) for row in rows]}, [b"".join(rows)]
 
 
-def _packed(value: Any, where: str, allow_pickle: bool) -> bytes:
+def _packed(value: object, where: str, allow_pickle: bool) -> bytes:
     """The bytes of one value. The first one says how it was written."""
     if _is_json(value):
         return b"j" + json.dumps(value).encode()
@@ -168,7 +174,7 @@ def _unpacked(raw: bytes, where: str) -> Any:
     return unpack(bytes(text), pieces, where)
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     """Whether JSON gives back the same value, of the same types."""
     if type(value) is dict:
         return all(type(key) is str and _is_json(each) for key, each in value.items())

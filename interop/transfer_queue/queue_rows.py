@@ -8,7 +8,7 @@ Entry = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class RowPart:
     """Fields of a row that one put wrote: at `position` of `segment`."""
 
     segment: str
@@ -21,17 +21,17 @@ class Row:
     """One row: its partition, and its parts, the newest last."""
 
     partition: str
-    parts: tuple[Part, ...]
+    parts: tuple[RowPart, ...]
 
     @property
     def fields(self) -> frozenset[str]:
         return frozenset().union(*(part.fields for part in self.parts))
 
-    def part_of(self, field: str) -> Part | None:
+    def part_of(self, field: str) -> RowPart | None:
         """The part that has a field, or None."""
         return next((part for part in self.parts if field in part.fields), None)
 
-    def with_part(self, new: Part) -> "Row":
+    def with_part(self, new: RowPart) -> "Row":
         """The row after a put. Its fields are not in another part any more."""
         rest = (dataclasses.replace(part, fields=part.fields - new.fields) for part in self.parts)
         return dataclasses.replace(self, parts=(*(part for part in rest if part.fields), new))
@@ -42,10 +42,10 @@ class Row:
     @classmethod
     def of(cls, described: list[Any]) -> Self:
         partition, parts = described
-        return cls(partition, tuple(Part(segment, place, frozenset(fields)) for segment, place, fields in parts))
+        return cls(partition, tuple(RowPart(segment, place, frozenset(fields)) for segment, place, fields in parts))
 
 
-class Rows:
+class QueueRows:
     """What a log says: the stored rows by index, and `generation`, the number of the run that may write."""
 
     def __init__(self, generation: int = 0, stored: Mapping[int, Row] | None = None) -> None:
@@ -61,7 +61,7 @@ class Rows:
                     row = self.stored.get(index)
                     if row is None or row.partition != partition:
                         row = Row(partition, ())
-                    self.stored[index] = row.with_part(Part(segment, position, names))
+                    self.stored[index] = row.with_part(RowPart(segment, position, names))
             case {"clear": indexes}:
                 for index in indexes:
                     self.stored.pop(index, None)
