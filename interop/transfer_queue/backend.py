@@ -18,6 +18,7 @@ from interop.transfer_queue.queue_files import QueueFiles, Stored
 from interop.transfer_queue.segments import Field
 
 NAME = "FbufFiles"
+_AT_ONCE = 128  # rows whose fields are read together for their schema
 
 
 class Run:
@@ -108,10 +109,11 @@ def initialize(conf: DictConfig) -> dict[str, Any]:
     files = QueueFiles(config.path, generation, **options)
     try:
         for (partition, fields), group in _grouped(stored, lambda row: (row.partition, row.fields)):
-            indexes = [row.index for row in group]
-            schema = extract_field_schema(_read(files, indexes, fields))
-            if not ray.get(controller.update_production_status.remote(partition, indexes, _by_index(schema, indexes))):
-                raise RuntimeError(f"the controller did not take {len(group)} stored rows of partition {partition!r}")
+            for first in range(0, len(group), _AT_ONCE):
+                indexes = [row.index for row in group[first : first + _AT_ONCE]]
+                schema = _by_index(extract_field_schema(_read(files, indexes, fields)), indexes)
+                if not ray.get(controller.update_production_status.remote(partition, indexes, schema)):
+                    raise RuntimeError(f"the controller did not take stored rows of partition {partition!r}")
         for partition, group in _grouped(stored, lambda row: row.partition):
             ray.get(controller.set_custom_meta.remote({partition: {row.index: row.tags for row in group}}))
     finally:

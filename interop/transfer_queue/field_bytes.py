@@ -38,30 +38,40 @@ class Column:
         sizes = layout.get("sizes")
         self._ends = None if sizes is None else [0, *accumulate(sizes)]
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether all rows are tensors of one shape."""
-        return self._layout["kind"] == "dense"
+    def run(self, first: int, stop: int) -> Tensor | None:
+        """Rows `first` to `stop` as one nested tensor with the layout jagged, dense if they are scalars: a view of the file.
 
-    def run(self, first: int, stop: int) -> Tensor:
-        """Rows `first` to `stop` of a dense field, [stop - first, *shape]: a view of the file."""
-        shape = self._layout["shape"]
-        size = math.prod(shape)
-        return self._tensor(first * size, (stop - first) * size).view(stop - first, *shape)
+        None where they are no tensors, or have no value, or differ in more than their length.
+        """
+        kind, count = self._layout["kind"], stop - first
+        if kind not in ("dense", "ragged"):
+            return None
+        shapes = [self._layout["shape"]] * count if kind == "dense" else self._layout["shapes"][first:stop]
+        place, size = self._place(first), self._place(stop) - self._place(first)
+        if kind == "dense" and not shapes[0]:
+            return self._tensor(place, size)
+        if not size or any(not shape or shape[1:] != shapes[0][1:] for shape in shapes):
+            return None
+        offsets = torch.tensor([0, *accumulate(shape[0] for shape in shapes)])
+        return torch.nested.nested_tensor_from_jagged(self._tensor(place, size).view(-1, *shapes[0][1:]), offsets)
 
     def row(self, position: int) -> Any:
         """The value of one row. A tensor is a view of the file."""
-        if self._ends is None:
-            return self.run(position, position + 1)[0]
-        first, stop = self._ends[position], self._ends[position + 1]
-        if self._layout["kind"] == "ragged":
+        kind, first, stop = self._layout["kind"], self._place(position), self._place(position + 1)
+        if kind == "dense":
+            return self._tensor(first, stop - first).view(self._layout["shape"])
+        if kind == "ragged":
             return self._tensor(first, stop - first).view(self._layout["shapes"][position])
         raw = bytes(self._memory[self._start + first : self._start + stop])
-        if self._layout["kind"] == "text":
+        if kind == "text":
             return raw.decode()
         if raw[:1] == b"p" and not self._allow_pickle:
             raise TypeError(f"{self._where} was pickled: set allow_pickle: true in the configuration of the backend")
         return _unpacked(raw, self._where)
+
+    def _place(self, position: int) -> int:
+        """Where a row begins: in elements of a tensor, in bytes of other values."""
+        return position * math.prod(self._layout["shape"]) if self._ends is None else self._ends[position]
 
     def _tensor(self, first: int, count: int) -> Tensor:
         dtype = _DTYPES[self._layout["dtype"]]
@@ -108,17 +118,6 @@ def batched(rows: list[Any]) -> tuple[Literal["tensor", "values"], Any]:
         except (RuntimeError, TypeError):
             continue
     return "values", rows
-
-
-def jagged(block: Tensor) -> Tensor:
-    """A dense block, [rows, length, ...], as the nested tensor of its rows; scalars stay dense. Copies nothing."""
-    if block.dim() == 1:
-        return block
-    rows, length = block.shape[:2]
-    if not block.numel():
-        return torch.nested.as_nested_tensor(list(block.unbind()), layout=torch.jagged)
-    offsets = torch.arange(0, rows * length + 1, length)
-    return torch.nested.nested_tensor_from_jagged(block.flatten(0, 1), offsets)
 
 
 def _of_tensors(rows: list[Tensor]) -> tuple[Layout, list[np.ndarray | bytes]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.files import opened
-from interop.transfer_queue.field_bytes import Column, batched, column_bytes, jagged
+from interop.transfer_queue.field_bytes import Column, batched, column_bytes
 
 _MAGIC = b"fbuf-seg"
 _ALIGNED = 64
@@ -107,13 +107,14 @@ def write_segment(
 def read_field(refs: Sequence[tuple[Segment, int]], field: str) -> tuple[str, Any]:
     """The rows of one field, each in a segment at a position: ("tensor", tensor) or ("values", list).
 
-    Tensors are nested with the layout jagged; those of scalars are dense, [rows]. Consecutive rows of one put that have one
-    shape are a view of the file.
+    Tensors are nested with the layout jagged; those of scalars are dense, [rows]. Consecutive rows of one put that differ in
+    their length alone are a view of the file; others are copied.
     """
     segment, first = refs[0]
-    column = segment.column(field)
-    if column.is_dense and all(each == (segment, first + number) for number, each in enumerate(refs)):
-        return "tensor", jagged(column.run(first, first + len(refs)))
+    if all(each == (segment, first + number) for number, each in enumerate(refs)):
+        run = segment.column(field).run(first, first + len(refs))
+        if run is not None:
+            return "tensor", run
     return batched([segment.column(field).row(position) for segment, position in refs])
 
 

@@ -47,6 +47,11 @@ VALUES = {
     "not contiguous": torch.arange(12.0).view(4, 3).T,
     "empty": torch.empty(3, 0),
     "jagged": torch.nested.as_nested_tensor([torch.ones(2), torch.zeros(0), torch.ones(4)], layout=torch.jagged),
+    "jagged matrices": torch.nested.as_nested_tensor(
+        [torch.ones(2, 3), torch.zeros(0, 3), torch.full((1, 3), 2.0)], layout=torch.jagged
+    ),
+    "scalars apart": [torch.tensor(1), torch.tensor(2), torch.tensor(3)],
+    "scalars and vectors": [torch.tensor(1.0), torch.ones(2), torch.tensor(3.0)],
     "strided": torch.nested.as_nested_tensor([torch.ones(2, 3), torch.zeros(1, 5), torch.ones(4, 4)]),
     "separate tensors": [torch.ones(2), torch.ones(3), torch.ones(1)],
     "dtypes": [torch.ones(2), torch.ones(2, dtype=torch.int8), torch.ones(2)],
@@ -159,6 +164,42 @@ def test_indexes_of_a_new_run_must_differ(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="as many different indexes"):
         QueueFiles.begin(tmp_path, lambda rows: [0, 0])
     assert old.get([0, 1], ["f"])["f"][1].tolist() == [1, 1]
+
+
+def test_a_part_of_an_entry_is_rolled_back(tmp_path: Path) -> None:
+    files = fresh(tmp_path)
+    files.put("p", [0], {"f": torch.zeros(1)})
+    log = tmp_path / "log"
+    whole = log.read_bytes()
+    files.put("p", [1], {"f": torch.ones(1)})
+    entry = log.read_bytes()[len(whole) :]
+    for size in range(1, len(entry)):  # what a process leaves that is killed within a write
+        log.write_bytes(whole + entry[:size])
+        later = QueueFiles(tmp_path, 1)
+        assert [row.index for row in later.stored()] == [0]
+        later.put("p", [2], {"f": torch.ones(1)})
+        assert sorted(row.index for row in QueueFiles(tmp_path, 1).stored()) == [0, 2]
+        later.close()
+
+
+def test_a_damaged_entry_is_not_read(tmp_path: Path) -> None:
+    files = fresh(tmp_path)
+    files.put("p", [3], {"f": torch.zeros(1)})
+    files.close()
+    log = tmp_path / "log"
+    log.write_bytes(log.read_bytes().replace(b"[3]", b"[4]"))
+    with pytest.raises(CheckpointCorrupt, match="damaged"):
+        QueueFiles(tmp_path, 1).stored()
+
+
+@pytest.mark.parametrize("keep", [0, 5, -1])
+def test_a_file_that_was_cut_is_not_read(tmp_path: Path, keep: int) -> None:
+    files = fresh(tmp_path)
+    files.put("p", [3], {"f": torch.zeros(1)})
+    path = tmp_path / "segments" / segments(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointCorrupt):
+        files.get([3], ["f"])
 
 
 def test_a_long_log_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
