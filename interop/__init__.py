@@ -55,6 +55,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "validate_vla_tensordict",
     ),
     "view": (),
+    "transfer_queue": (),
     "metrics": (),
 }  # fmt: skip
 _WITHOUT_TORCH = ("looking", "doctor")  # families that work where torch is not installed
@@ -167,7 +168,21 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from interop import datasets, doctor, doors, formats, llm, looking, maps, metrics, opening, remote, specs, vla  # noqa: F401
+    from interop import (  # noqa: F401
+        datasets,
+        doctor,
+        doors,
+        formats,
+        llm,
+        looking,
+        maps,
+        metrics,
+        opening,
+        remote,
+        specs,
+        transfer_queue,
+        vla,
+    )
     from interop.datasets import (
         OfflineToOnlineReplayBuffer,
         VideoClipRef,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fbuf", "interop")
-TABLES = ("fbuf", "interop", "interop.transforms", "interop.datasets", "interop.view")  # modules with a table of names
+# Modules with a table of names.
+TABLES = ("fbuf", "interop", "interop.transforms", "interop.datasets", "interop.view", "interop.transfer_queue")
 
 # Modules by topic: a name belongs to the topic with the longest prefix of the module that defines it. Pages of the
 # reference are in this order.
@@ -35,7 +36,7 @@ TOPICS = {
     "Language data": ("interop.llm",),
     "Actions of robots": ("interop.vla",),
     "Numbers for logs": ("interop.metrics",),
-    "Several processes and machines": ("interop.remote",),
+    "Several processes and machines": ("interop.remote", "interop.transfer_queue"),
     "Between torch and JAX": ("interop.data",),
     "What is on disk": ("interop.looking", "interop.opening", "interop.doctor"),
     "Datasets": ("interop.datasets",),
