@@ -46,7 +46,7 @@ class RateLimiter(Shown):
     With `diff = inserted * samples_per_insert - sampled`, in items:
 
     - a draw of n items is allowed if at least `min_size` items are stored, and diff stays at least `min_diff`;
-    - a write of n items is allowed if diff stays at most `max_diff`, and always while fewer than `min_size` items are stored.
+    - a write of n items is allowed if diff stays at most `max_diff`, and always while fewer than `min_size` are stored.
 
     `error_buffer`, a number, makes `min_diff` and `max_diff` of `min_size * samples_per_insert` minus and plus it: the ratio
     then holds for what comes after the first `min_size` items. A pair is (min_diff, max_diff) itself. Reverb's
@@ -195,16 +195,16 @@ class RateLimiter(Shown):
         ratio = next((each for each in fractions if float(each) == self.samples_per_insert), None)
         if ratio is None:
             raise ValueError(
-                f"samples_per_insert={self.samples_per_insert!r} is no fraction with a denominator up to {_DENOMINATORS[-1]}, "
-                "which 32 bits can count exactly: round it, for example to 3 digits"
+                f"samples_per_insert={self.samples_per_insert!r} is no fraction with a denominator up to "
+                f"{_DENOMINATORS[-1]}, which 32 bits can count exactly: round it, for example to 3 digits"
             )
         least = 0 if self.min_diff == -math.inf else math.ceil(Fraction(self.min_diff) * ratio.denominator)
         most = 0 if self.max_diff == math.inf else math.floor(Fraction(self.max_diff) * ratio.denominator)
         largest = max(abs(least), abs(most), ratio.numerator * self.min_size)
         if largest >= _MOST:
             raise ValueError(
-                f"{self!r} counts in units of 1/{ratio.denominator}, and needs {largest} of them; 32 bits hold {_MOST - 1}. Use "
-                "a smaller error_buffer and min_size, or a ratio of smaller whole numbers"
+                f"{self!r} counts in units of 1/{ratio.denominator}, and needs {largest} of them; 32 bits hold "
+                f"{_MOST - 1}. Use a smaller error_buffer and min_size, or a ratio of smaller whole numbers"
             )
         return ratio.numerator, ratio.denominator, least, most
 

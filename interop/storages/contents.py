@@ -55,6 +55,11 @@ class Contents:
         """Rows that were written, along the first dim."""
         return len(self._storage)
 
+    @property
+    def items_per_row(self) -> int:
+        """Items in a row: one for each lane."""
+        return 1
+
     def coordinates(self, rows: Any) -> Any:
         """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""
         storage = self._storage
@@ -165,6 +170,10 @@ class TableContents(Contents):
     @property
     def filled_rows(self) -> int:
         return self._table.ring.size
+
+    @property
+    def items_per_row(self) -> int:
+        return self._table.per_row
 
     @property
     def layout(self) -> Layout | None:
