@@ -33,6 +33,7 @@ PAGES = {
     "docs/do/operating.md": 4,
     "docs/do/priorities.md": 2,
     "docs/do/processes.md": 1,
+    "docs/do/rate_limits.md": 2,
     "docs/do/robots.md": 3,
     "docs/do/resume.md": 3,
     "docs/do/slices.md": 2,

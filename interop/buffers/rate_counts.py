@@ -45,6 +45,23 @@ class RateCounts:
         middle = min(ratio * rule.min_size, rule.max_diff)
         return dataclasses.replace(self, sampled=max(0, math.floor(self.inserted * ratio - middle)))
 
+    def numbers(self, rule: rate_limits.RateLimiter) -> dict[str, int | float | bool]:
+        """Plain numbers for logs: the counters, the ratio so far, and the band."""
+        numbers: dict[str, int | float | bool] = {
+            "limiter/inserted": self.inserted,
+            "limiter/sampled": self.sampled,
+            "limiter/min_size": rule.min_size,
+        }
+        if rule.samples_per_insert is not None:
+            numbers |= {
+                "limiter/samples_per_insert": self.sampled / self.inserted if self.inserted else 0.0,
+                "limiter/target": rule.samples_per_insert,
+                "limiter/diff": self.diff(rule),
+                "limiter/min_diff": rule.min_diff,
+                "limiter/max_diff": rule.max_diff,
+            }
+        return numbers
+
     def account(self, rule: rate_limits.RateLimiter, call: Call, items: int) -> str:
         """What a call of so many items waits for, in numbers."""
         counted = f"{self.inserted} items were inserted and {self.sampled} sampled, {self.size} are stored"

@@ -136,21 +136,7 @@ class RateLimiter(Shown):
 
     def stats(self) -> dict[str, int | float | bool]:
         """Plain numbers for logs: the counters, the band, and the waits of this process, in calls and seconds."""
-        counts = self._counts()
-        rule = self.rule
-        numbers: dict[str, int | float | bool] = {
-            "limiter/inserted": counts.inserted,
-            "limiter/sampled": counts.sampled,
-            "limiter/min_size": rule.min_size,
-        }
-        if rule.samples_per_insert is not None:
-            numbers |= {
-                "limiter/samples_per_insert": counts.sampled / counts.inserted if counts.inserted else 0.0,
-                "limiter/target": rule.samples_per_insert,
-                "limiter/diff": counts.diff(rule),
-                "limiter/min_diff": rule.min_diff,
-                "limiter/max_diff": rule.max_diff,
-            }
+        numbers = self._counts().numbers(self.rule)
         for call in self._waits:
             numbers[f"limiter/{call}_waits"] = self._waits[call]
             numbers[f"limiter/{call}_wait_seconds"] = self._seconds[call]
@@ -245,21 +231,18 @@ class RateLimiter(Shown):
             self._waits[call] += 1
             begun = start
         try:
-            while not self._allows(call, items):
-                waited = time.monotonic() - begun
+            for waited in looks(begun, self._timeout):  # noqa: B007
+                if self._allows(call, items):
+                    return begun
                 if self._stopped:
                     raise RuntimeError(f"{call}(): the limiter was stopped; {self._message(call, items)}")
-                left = math.inf if self._timeout is None else self._timeout - waited
-                if left <= 0:
-                    other = "sample" if call == "extend" else "extend"
-                    raise TimeoutError(
-                        f"{call}() of {items} items has waited {waited:.3g} s for {other}() of another thread or process: "
-                        f"{self._message(call, items)}"
-                    )
-                time.sleep(min(max(waited / 10, _SHORTEST), _LONGEST, left))
+            other = "sample" if call == "extend" else "extend"
+            raise TimeoutError(
+                f"{call}() of {items} items has waited {waited:.3g} s for {other}() of another thread or process: "
+                f"{self._message(call, items)}"
+            )
         finally:
             self._seconds[call] += time.monotonic() - start
-        return begun
 
     def _message(self, call: Call, items: int) -> str:
         done = "written" if call == "extend" else "drawn"
@@ -348,6 +331,17 @@ class RateLimiter(Shown):
         if self._reference() is not None:
             counts = self._counts()
             yield from (("inserted", counts.inserted), ("sampled", counts.sampled))
+
+
+def looks(begun: float, timeout: float | None, shortest: float = _SHORTEST) -> Iterator[float]:
+    """Yields the seconds waited since the monotonic time `begun`, and sleeps in between; ends when the time is over."""
+    while True:
+        waited = time.monotonic() - begun
+        yield waited
+        left = math.inf if timeout is None else timeout - waited
+        if left <= 0:
+            return
+        time.sleep(min(max(waited / 10, shortest), _LONGEST, left))
 
 
 class CountedDraw:
