@@ -209,7 +209,7 @@ class RateLimiter(Shown):
         return ratio.numerator, ratio.denominator, least, most
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool | str | bytes) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if math.isnan(value):

@@ -108,6 +108,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "Report",
+    "RewardSpread",
     "RobotDatasetMetadata",
     "RoundRobinWriter",
     "SampleUnit",

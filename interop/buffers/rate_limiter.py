@@ -191,7 +191,7 @@ class RateLimiter(Shown):
             refuse_endless(self.rule, 1, items)
             raise MustWaitError("sample", items)
 
-    def wrote(self, index: Any, count: int) -> None:
+    def wrote(self, index: object, count: int) -> None:
         """Items were written to an index. `count` is that of the ring before. The lock is held."""
         ring = self._storage.ring
         if ring.count == count:  # a writer that does not count in the ring

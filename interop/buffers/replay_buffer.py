@@ -561,7 +561,7 @@ class ReplayBuffer(Sampled):
             stored = list(stored)  # the call may be made again
         return self.limiter.when_allowed(partial(self._write_locked, stored, many, with_priorities))
 
-    def _write_locked(self, stored: Any, many: bool, with_priorities: bool) -> Any:
+    def _write_locked(self, stored: object, many: bool, with_priorities: bool) -> Any:
         with locked(self):
             return self._write(stored, many, with_priorities)
 
@@ -784,7 +784,7 @@ class ReplayBuffer(Sampled):
             request.observed = self.observers.read(info)
         if self.limiter is not None:
             index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
-            items = request.size if self._unit is not None else min(len(index), request.size)
+            items = request.size if self._unit is not None else len(index)
             request.observed = [*request.observed, self.limiter.drawn(items)]
         revise = self._revision(info, request.key)
         order = Order.of(self, info["index"], info) if self._transform.count else None

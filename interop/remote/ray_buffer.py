@@ -622,7 +622,7 @@ class RayReplayBuffer:
     load = loads
 
 
-def _items_in(data: Any, many: bool, ndim: int) -> int:
+def _items_in(data: object, many: bool, ndim: int) -> int:
     """How many items data has, as far as the client sees it."""
     if not many:
         return 1
@@ -631,7 +631,7 @@ def _items_in(data: Any, many: bool, ndim: int) -> int:
     return length_of(data)
 
 
-def _items_at(index: Any) -> int:
+def _items_at(index: object) -> int:
     """How many items were kept at the index that a write has returned."""
     if index is None:
         return 0
