@@ -100,6 +100,7 @@ __all__ = [
     "PrioritizedSliceSampler",
     "PromptGroupSampler",
     "RandomSampler",
+    "RateLimitedReplayBuffer",
     "RateLimiter",
     "RayReplayBuffer",
     "RemoteError",

@@ -324,6 +324,11 @@ class RateLimiter(Shown):
         self.__dict__.update(state)
         self._begin()
 
+    @property
+    def waits(self) -> dict[Call, int]:
+        """How many calls of this process had to wait, or were refused."""
+        return dict(self._waits)
+
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         rule = self.rule
         yield from (("samples_per_insert", rule.samples_per_insert), ("min_size", rule.min_size))

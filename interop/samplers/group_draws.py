@@ -2,8 +2,9 @@
 
 import contextlib
 import itertools
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from interop.samplers.staleness import StalenessAwareSampler
 from interop.samplers.staleness_draws import Weighed
 from interop.storages import Storage
 from interop.storages.all_or_nothing import Undoable
+
+_ROOM = 1_000  # groups that are not ready any more, whose rewards are still known
 
 
 class GroupDraws(SlotDraws):
@@ -40,6 +43,8 @@ class GroupDraws(SlotDraws):
         self._groups = groups
         self._staleness = staleness
         self._spread = spread
+        self._measured: dict[Group, tuple[float, float]] = {}  # of groups that were ready
+        self._measured_at: tuple[Callable[[], Storage | None], int] | None = None  # a storage, and its version
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -94,13 +99,14 @@ class GroupDraws(SlotDraws):
             if self._staleness is not None:
                 info["staleness"] = torch.zeros(0)
             return [], 0
-        rows = _rows_of(ready)
         weights = np.ones(len(ready))
-        of_rows = judged = None
+        judged = None
+        of_rows, rows = None, GroupRows(np.zeros(0, np.int64), np.zeros(0, np.int64))
         if self._spread is not None:
-            judged = self._spread.judged(storage, rows.slots, rows.starts)
+            judged = self._judged(self._spread, storage, ready)
             weights = judged.weights
         if self._staleness is not None:
+            rows = _rows_of(ready)
             of_rows = self._staleness.staleness_of(storage, rows.slots)
             weights = weights * self._staleness.weighed(np.maximum.reduceat(of_rows, rows.starts), "groups").weights
         heavy = np.flatnonzero(weights)
@@ -123,13 +129,31 @@ class GroupDraws(SlotDraws):
             because.append(", ".join(f"{found[reason]} {reason}" for reason in found) or "no group without spread")
         return f"Cannot sample {count} groups: {heavy} of {ready} have a weight above zero at {'; '.join(because)}"
 
+    def _judged(self, spread: RewardSpread, storage: Storage, groups: Sequence[Group]) -> Judged:
+        """What is known of the rewards of complete groups. O(groups), and O(completions) of those that are new.
+
+        All are new after an edit.
+        """
+        version = storage.ring.version
+        if self._measured_at is None or self._measured_at[0]() is not storage or self._measured_at[1] != version:
+            self._measured = {}
+        elif len(self._measured) > 2 * len(groups) + _ROOM:
+            self._measured = {group: self._measured[group] for group in groups if group in self._measured}
+        self._measured_at = weakref.ref(storage), version
+        measured = self._measured
+        new = [group for group in groups if group not in measured]
+        if new:
+            found = spread.measured(storage, *_rows_of(new))
+            measured.update(zip(new, map(tuple, found.tolist()), strict=True))
+        flat = itertools.chain.from_iterable(map(measured.__getitem__, groups))
+        return spread.judged(np.fromiter(flat, np.float64, 2 * len(groups)).reshape(-1, 2))
+
     def drawable(self, storage: Storage) -> list[Group]:
-        """The groups that are ready, and whose rewards have a weight; of any staleness. O(completions) with a `spread`."""
+        """The groups that are ready, and whose rewards have a weight; of any staleness. O(groups) with a `spread`."""
         ready = self._groups.ready
         if self._spread is None or not ready:
             return ready
-        rows = _rows_of(ready)
-        weights = self._spread.judged(storage, rows.slots, rows.starts).weights
+        weights = self._judged(self._spread, storage, ready).weights
         return [group for group, weight in zip(ready, weights, strict=True) if weight > 0]
 
     def chances(self, storage: Storage, batch_size: int | None = None) -> Chances:
@@ -150,7 +174,7 @@ class GroupDraws(SlotDraws):
             weights = law.probability
             why = np.where(weights > 0, why, law.reason)
         if self._spread is not None:
-            weights = weights * self._spread.judged(storage, rows.slots, rows.starts).weights
+            weights = weights * self._judged(self._spread, storage, ready).weights
         law = Chances.of(weights, why)
         assert law.probability is not None
         counts = [group.size for group in ready]
@@ -169,8 +193,7 @@ class GroupDraws(SlotDraws):
         spreads: list[float | None] = [None] * len(every)
         rows = _rows_of(every)
         if self._spread is not None and ready:
-            of_ready = _rows_of([every[at] for at in ready])
-            judged = self._spread.judged(storage, of_ready.slots, of_ready.starts)
+            judged = self._judged(self._spread, storage, [every[at] for at in ready])
             for at, std, reason, weight in zip(ready, judged.std, judged.reasons, judged.weights, strict=True):
                 spreads[at] = float(std)
                 reasons[at] = Reason.ZERO_WEIGHT.label if reason is None and weight == 0 else reason
@@ -202,6 +225,9 @@ class GroupDraws(SlotDraws):
             with contextlib.suppress(RuntimeError):
                 return staleness.weighed(of_groups, "groups").weights
         return np.zeros(of_groups.size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_measured": {}, "_measured_at": None}
 
 
 class GroupRows(NamedTuple):

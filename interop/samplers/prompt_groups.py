@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from tensordict.utils import NestedKey
+
 from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, states_of, with_states
 from interop.data.arguments import class_of, whole
 from interop.data.keys import checked_key
@@ -35,7 +37,7 @@ class PromptGroupSampler(DrawingSampler):
     group, in each of them. A batch of `batch_size` then has so many groups, with all of their completions.
 
     With `spread`, groups are drawn whose rewards differ: see `RewardSpread`. The length of the buffer and `num_ready` then
-    count these alone, in O(completions): write until there are enough of them.
+    count these alone, in O(groups): write until there are enough of them.
 
     With `num_groups` or `samples_per_group` in the place of `group_size` it makes a `KeyGroupSampler`, as in torchrl: all
     stored items with one prompt are a group.
@@ -54,7 +56,7 @@ class PromptGroupSampler(DrawingSampler):
             the staleness of its stalest row. It is drawn by the weight of this staleness, and never above `max_staleness`;
             the info has the "staleness" of rows, float32. A draw then takes O(completions in groups that can be drawn).
         spread: which groups teach something, and their weights, by their rewards. Weights are multiplied by those of
-            `staleness`. A draw takes O(completions in groups that are complete).
+            `staleness`. A draw takes O(complete groups), the first one after an edit O(their completions).
         size_key: the entry with the size of the group of an item, an integer of at least 1; the same in all items of a
             group, or ValueError at the draw.
 
@@ -75,7 +77,7 @@ class PromptGroupSampler(DrawingSampler):
         max_uses: int | None = None,
         staleness: StalenessAwareSampler | None = None,
         spread: RewardSpread | None = None,
-        size_key: Any = None,
+        size_key: NestedKey | None = None,
     ) -> None:
         if (group_size is None) == (size_key is None):
             raise TypeError(f"give one of group_size and size_key, got {group_size!r} and {size_key!r}")

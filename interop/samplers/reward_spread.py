@@ -35,8 +35,9 @@ class Judged(NamedTuple):
 class RewardSpread:
     """Has a `PromptGroupSampler` draw the groups whose rewards differ, as DAPO does (arXiv:2503.14476), and weigh them.
 
-    In a group of equal rewards all advantages are zero: it costs a pass, and teaches nothing. The rewards are read at each
-    draw, so that they may be written, or edited, after the completions. A group is not drawn that is
+    In a group of equal rewards all advantages are zero: it costs a pass, and teaches nothing. Rewards are read at the
+    first draw after a group is complete, and again after an edit, so that they may come after the completions. A group is
+    not drawn that is
 
     - "not scored": a reward is not finite; write NaN for one that is to come;
     - "no spread": its rewards are all equal, or their standard deviation is at most `min_std`;
@@ -70,10 +71,11 @@ class RewardSpread:
                 raise ValueError(f"mean_range must be a pair of a least and a greatest mean, got {self.mean_range}")
             object.__setattr__(self, "mean_range", (float(least), float(most)))
 
-    def judged(self, storage: Storage, slots: np.ndarray, starts: np.ndarray) -> Judged:
-        """The groups of the items at flat slots, [items], of which each begins at a place in `starts`. O(items)."""
-        if not starts.size:
-            return Judged(np.zeros(0), [], np.zeros(0))
+    def measured(self, storage: Storage, slots: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Standard deviation and mean of groups, float64 [groups, 2].
+
+        The groups are of the items at flat slots, [items], and each begins at a place in `starts`. O(items).
+        """
         rewards = self._rewards(storage, slots)
         counts = np.diff(np.append(starts, slots.size))
         mean = np.add.reduceat(rewards, starts) / counts
@@ -81,6 +83,11 @@ class RewardSpread:
             std = np.sqrt(np.add.reduceat((rewards - np.repeat(mean, counts)) ** 2, starts) / counts)
         least, most = np.minimum.reduceat(rewards, starts), np.maximum.reduceat(rewards, starts)
         std[least == most] = 0.0  # a mean may round
+        return np.stack([std, mean], 1)
+
+    def judged(self, measured: np.ndarray) -> Judged:
+        """What follows from the standard deviations and means of groups, [groups, 2]."""
+        std, mean = measured.T
         lowest, highest = self.mean_range or (-math.inf, math.inf)
         is_of = {
             NOT_SCORED: ~np.isfinite(mean),
@@ -90,7 +97,7 @@ class RewardSpread:
         }
         code = np.select(list(is_of.values()), range(1, len(is_of) + 1), 0)
         reasons = [None, *is_of]
-        weights = np.zeros(starts.size)
+        weights = np.zeros(std.size)
         weights[code == 0] = self._weights(std[code == 0])
         return Judged(std, [reasons[each] for each in code], weights)
 

@@ -24,6 +24,7 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedReplayBuffer,
+    RateLimitedReplayBuffer,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -492,3 +493,36 @@ def test_what_it_cannot_count_is_refused(tmp_path: Path) -> None:
     kept.close()
     with pytest.raises(RuntimeError, match="can only be read"):
         limited(RateLimiter(), LazyMemmapStorage.open(tmp_path / "rows", mode="r"))
+
+
+# ------------------------------------------------------------------ with the arguments of torchrl
+
+
+def test_the_buffer_of_torchrl() -> None:
+    """What torchrl documents of `RateLimitedReplayBuffer`."""
+    rb = RateLimitedReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, samples_per_insert=1.5)
+    with pytest.raises(RuntimeError, match="With wait=True it waits"):
+        rb.sample()
+    rb.extend(torch.arange(3))  # 4.5 items may be drawn
+    assert rb.can_sample() and rb.can_sample(4) and not rb.can_sample(5)
+    assert rb.sample(wait=True, timeout=1.0).shape == (2,) and len(rb.sample(return_info=True)) == 2
+    assert not rb.can_sample() and rb.stats()["sample_budget"] == 0
+    with pytest.raises(TimeoutError, match=re.escape("within 0.02 s")):
+        rb.sample(wait=True, timeout=0.02)
+    event = threading.Event()
+    threading.Timer(0.05, event.set).start()
+    with pytest.raises(RuntimeError, match="was cancelled"):
+        rb.sample(wait=True, cancel_event=event)
+    writing = threading.Timer(0.05, lambda: rb.extend(torch.arange(20)))
+    writing.start()
+    assert rb.sample(wait=True).shape == (2,)
+    writing.join()
+    numbers = rb.stats()
+    assert (numbers["target_samples_per_insert"], numbers["sample_budget"]) == (1.5, 34 - 6)
+    other = RateLimitedReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, samples_per_insert=1.5)
+    other.load_state_dict(rb.state_dict())
+    assert other.stats()["sample_budget"] == 28
+    with pytest.raises(TypeError, match="follows from samples_per_insert"):
+        RateLimitedReplayBuffer(samples_per_insert=1, limiter=RateLimiter())
+    with pytest.raises(ValueError, match="above 0"):
+        RateLimitedReplayBuffer(samples_per_insert=0)
