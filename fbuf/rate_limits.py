@@ -48,6 +48,9 @@ class RateLimiter(Shown):
     - a draw of n items is allowed if at least `min_size` items are stored, and diff stays at least `min_diff`;
     - a write of n items is allowed if diff stays at most `max_diff`, and always while fewer than `min_size` are stored.
 
+    A write that begins below `min_size` may so pass `max_diff`, by less than itself: if it waited, it would wait for draws
+    that are not allowed. Reverb, which writes one item after the other, never asks this for several.
+
     `error_buffer`, a number, makes `min_diff` and `max_diff` of `min_size * samples_per_insert` minus and plus it: the ratio
     then holds for what comes after the first `min_size` items. A pair is (min_diff, max_diff) itself. Reverb's
     `MinSize(n)` is `RateLimiter(min_size=n)`, `SampleToInsertRatio(r, n, e)` is `RateLimiter(r, n, e)`, and the limiter of

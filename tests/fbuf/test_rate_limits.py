@@ -1,9 +1,11 @@
 """The rate limiter inside jit, beside a model with the rule of Reverb in exact numbers."""
 
 import dataclasses
+import json
 import math
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -92,6 +94,31 @@ def test_it_is_the_rule_of_reverb(limiter: fbuf.RateLimiter) -> None:
         assert state.inserted.tolist() == [model.inserts, 0] and state.sampled.tolist() == [model.samples, 0]
 
     histories()
+
+
+ANSWERS = json.loads((Path(__file__).parent / "reverb_answers.json").read_text())["tables"]
+
+
+@pytest.mark.parametrize("table", ANSWERS, ids=lambda table: str(table["limits"]))
+def test_the_answers_of_reverb(table: dict[str, Any]) -> None:
+    """As the package `dm-reverb` has given them, for one item and for several."""
+    ratio, least, buffer = table["limits"]
+    limiter = fbuf.RateLimiter(ratio, least, tuple(buffer) if isinstance(buffer, list) else buffer)
+    state, inserted = limiter.init(), 0
+    for step in table["steps"].split():
+        size = min(inserted, 24)
+        if step == "i":
+            state, inserted = limiter.inserted(state, 1), inserted + 1
+        elif step == "s":
+            state = limiter.sampled(state, 1)
+        else:
+            count, answers = int(step[1:-4]), [each == "y" for each in step[-4:]]
+            room, left = int(limiter.inserts_allowed(state, size)), int(limiter.samples_allowed(state, size))
+            found = [room >= 1, left >= 1, room >= count, left >= count]
+            begins_below = size < least < size + count  # see `RateLimiter`
+            assert found == answers or (
+                begins_below and found[2] and found[:2] + found[3:] == answers[:2] + answers[3:]
+            )
 
 
 def test_somebody_can_always_go_on() -> None:

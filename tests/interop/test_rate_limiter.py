@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import os
 import re
 import threading
@@ -124,6 +125,29 @@ def test_calls_are_allowed_as_in_reverb(kind: str, limits: tuple[Any, Any, Any])
             assert (limiter.inserted, limiter.sampled, len(rb)) == (model.inserts, model.samples, model.size)
 
     histories()
+
+
+ANSWERS = json.loads((Path(__file__).parents[1] / "fbuf" / "reverb_answers.json").read_text())["tables"]
+
+
+@pytest.mark.parametrize("table", ANSWERS, ids=lambda table: str(table["limits"]))
+def test_the_answers_of_reverb(table: dict[str, Any]) -> None:
+    """As the package `dm-reverb` has given them, for one item and for several."""
+    ratio, least, buffer = table["limits"]
+    limiter = RateLimiter(ratio, least, tuple(buffer) if isinstance(buffer, list) else buffer, timeout=0)
+    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), limiter=limiter)
+    for step in table["steps"].split():
+        if step == "i":
+            rb.add(torch.tensor(1.0))
+        elif step == "s":
+            rb.sample(1)
+        else:
+            count, answers = int(step[1:-4]), [each == "y" for each in step[-4:]]
+            found = [limiter.can_insert(), limiter.can_sample(), limiter.can_insert(count), limiter.can_sample(count)]
+            begins_below = len(rb) < least < len(rb) + count  # see `fbuf.RateLimiter`
+            assert found == answers or (
+                begins_below and found[2] and found[:2] + found[3:] == answers[:2] + answers[3:]
+            )
 
 
 @pytest.mark.parametrize(
