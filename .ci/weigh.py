@@ -59,6 +59,7 @@ SAME_MEANING = {
     ("fbuf.writers.Writer", "interop.writers.writer.Writer"): "base class of the writers of a door",
     ("fbuf.trajectories.Trajectories", "interop.host.trajectories.Trajectories"): "the index, in each engine",
     ("fbuf/trajectories.py", "interop/host/trajectories.py"): "the index, in each engine",
+    ("fbuf.rate_limits.RateLimiter", "interop.buffers.rate_limiter.RateLimiter"): "one rule, for jit and for torch",
     ("fbuf.frames.Frames", "interop.engine.places.frames.Frames"): "frames that are stored once, for jit and for torch",
     ("fbuf/names.py", "interop/names.py"): "the public names of a package",
     ("fbuf/resizing.py", "interop/buffers/resizing.py"): "the newest rows in another capacity, for jit and for torch",

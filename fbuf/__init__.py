@@ -34,6 +34,8 @@ __all__ = [
     "Plan",
     "Prioritized",
     "PrioritizedState",
+    "RateLimiter",
+    "RateLimiterState",
     "Reason",
     "RingState",
     "RoundRobin",

@@ -9,6 +9,7 @@ from fbuf.highest_ranked import HighestRanked, HighestRankedState
 from fbuf.looking import Description, Why, describe, why
 from fbuf.memory_plan import NotEnoughDiskError, NotEnoughMemoryError, Plan, Share, plan
 from fbuf.mixture import Mixture, MixtureDraw
+from fbuf.rate_limits import RateLimiter, RateLimiterState
 from fbuf.resizing import resize
 from fbuf.returns import NStep, n_step, n_step_of_slots, returns_to_go
 from fbuf.samplers import (
@@ -58,6 +59,8 @@ __all__ = [
     "Plan",
     "Prioritized",
     "PrioritizedState",
+    "RateLimiter",
+    "RateLimiterState",
     "Reason",
     "RingState",
     "RoundRobin",

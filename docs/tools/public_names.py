@@ -17,6 +17,7 @@ TABLES = ("fbuf", "interop", "interop.transforms", "interop.datasets", "interop.
 TOPICS = {
     "Buffers inside jit": (
         "fbuf.buffer", "fbuf.mixture", "fbuf.sharded", "fbuf.resizing", "fbuf.memory_plan", "fbuf.hash_table",
+        "fbuf.rate_limits",
     ),
     "Sampling rules inside jit": ("fbuf.samplers", "fbuf.priority_tree"),
     "Writers and storage inside jit": ("fbuf.writers", "fbuf.highest_ranked", "fbuf.storage", "fbuf.frames"),

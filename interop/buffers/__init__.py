@@ -6,6 +6,8 @@ from interop.buffers.ensemble import ReplayBufferEnsemble
 from interop.buffers.hindsight import HERReplayBuffer, HindsightStrategy
 from interop.buffers.predicates import TrajectoryPredicate, traj
 from interop.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from interop.buffers.rate_limited import RateLimitedReplayBuffer
+from interop.buffers.rate_limiter import RateLimiter
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.trajectory import Trajectory, filter_trajectories, iter_trajectories
@@ -20,6 +22,8 @@ __all__ = [
     "HERReplayBuffer",
     "HindsightStrategy",
     "PrioritizedReplayBuffer",
+    "RateLimitedReplayBuffer",
+    "RateLimiter",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing
+from interop.buffers.rate_limiter import RateLimiter
 from interop.buffers.recipes import with_arguments
 from interop.buffers.resizing import fitted
 from interop.checkpoint.state import Apply, LoadOptions, Together, checked_state, described, key_of, state_for, state_of
@@ -46,6 +47,8 @@ class HasComponents(HasSettings, Protocol):
     def dim_extend(self) -> int: ...
     @property
     def priority_key(self) -> object: ...
+    @property
+    def limiter(self) -> RateLimiter | None: ...
     def drop_prefetched(self) -> None: ...
 
 
@@ -92,6 +95,7 @@ def state(buffer: HasComponents, out: Writing | None) -> dict[str, Any]:
         else with_arguments(storage, storage.checkpointer.write(storage, out)),
         "sampler": with_arguments(buffer.sampler, described(buffer.sampler, state_of(buffer.sampler))),
         "writer": with_arguments(buffer.writer, described(buffer.writer, state_of(buffer.writer))),
+        **({} if buffer.limiter is None else {"limiter": buffer.limiter.state()}),
     }
 
 
@@ -119,6 +123,7 @@ def with_state(buffer: HasComponents, tree: object, options: LoadOptions) -> App
         checked_state(buffer.sampler, sampler, _with_size(options, buffer, _saved_size(fields, "batch_size"))),
         checked_state(buffer.writer, writer, options),
         *with_settings(buffer, fields, options),
+        *_with_rates(buffer, fields.any("limiter") if "limiter" in fields else None, where),
     ]
     # The rows are the last to be read, for they are the largest, and the first to be put in.
     if _loads_storage(buffer, options):
@@ -190,7 +195,13 @@ def state_dict(buffer: HasComponents) -> dict[str, Any]:
         "_writer": buffer.writer.state_dict(),
         "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),
         **settings_dict(buffer),
+        **({} if buffer.limiter is None else {"_limiter": buffer.limiter.state()}),
     }
+
+
+def _with_rates(buffer: HasComponents, saved: object, where: str) -> list[Apply]:
+    """Check the counters of a limiter; the returned functions put them in, after those of the writer."""
+    return [] if buffer.limiter is None else [buffer.limiter.with_state(saved, where)]
 
 
 def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions) -> Apply:
@@ -205,6 +216,7 @@ def _with_state_dict(buffer: HasComponents, fields: Fields, options: LoadOptions
         ),
         checked_state(buffer.writer, fields.any("_writer"), options),
         *with_settings_dict(buffer, fields, options),
+        *_with_rates(buffer, fields.any("_limiter") if "_limiter" in fields else None, fields.where),
     ]
     # The rows are the last, for they may take memory, and the first to be put in.
     if _loads_storage(buffer, options):

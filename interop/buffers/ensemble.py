@@ -104,6 +104,10 @@ class ReplayBufferEnsemble(Sampled):
             )
         else:
             self.members, self._sampler = _made_of(*components, self._collate_fns)
+        if any(member.limiter is not None for member in self.members):
+            raise ValueError(
+                "a member has a limiter, which does not count the draws of an ensemble: build the members without one"
+            )
         if prefetch:
             for member in self.members:
                 member.sampler.check_fit(member.storage, member.writer, prefetches=True, expands=False)

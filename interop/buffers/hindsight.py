@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.buffers.rate_limiter import RateLimiter
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Request
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
@@ -106,6 +107,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         delayed_init: bool | None = None,
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
+        limiter: RateLimiter | None = None,
         priority_key: NestedKey | None = "td_error",
     ) -> None:
         if not callable(reward_fn):
@@ -142,6 +144,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             delayed_init=delayed_init,
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
+            limiter=limiter,
             priority_key=priority_key,
         )
 

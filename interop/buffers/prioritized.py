@@ -7,6 +7,7 @@ import torch
 from tensordict import NestedKey
 
 from interop.buffers.components import made_component
+from interop.buffers.rate_limiter import RateLimiter
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
@@ -65,6 +66,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         delayed_init: bool | None = None,
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._workers_only_write = not sync
         if sampler is not None and sampler_device is not None:
@@ -92,6 +94,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             delayed_init=delayed_init,
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
+            limiter=limiter,
         )
 
     @property
@@ -143,6 +146,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         delayed_init: bool | None = None,
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
+        limiter: RateLimiter | None = None,
         priority_key: NestedKey | None = "td_error",
     ) -> None:
         self._workers_only_write = not sync
@@ -170,6 +174,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             delayed_init=delayed_init,
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
+            limiter=limiter,
             priority_key=priority_key,
         )
 

@@ -28,6 +28,7 @@ from interop.samplers import (
     StreamingSliceSampler,
 )
 from interop.samplers.draws import Draws
+from interop.samplers.reward_spread import RewardSpread
 from interop.samplers.slice_draws import SliceDraws
 from interop.storages import (
     CompressedListStorage,
@@ -136,9 +137,19 @@ def _staleness(sampler: StalenessAwareSampler) -> Arguments:
 
 
 def _prompt_groups(sampler: PromptGroupSampler) -> Arguments:
-    if sampler.staleness is None:
-        return {}  # its state has them
-    return {"staleness": _staleness(sampler.staleness)}
+    arguments: Arguments = {}  # its state has the others
+    if sampler.staleness is not None:
+        arguments["staleness"] = _staleness(sampler.staleness)
+    spread = sampler.spread
+    if spread is not None and spread.weight_fn is not None:
+        return {**arguments, "needs": ["spread.weight_fn"]}
+    if spread is not None:
+        arguments["spread"] = {
+            "reward_key": key_of(spread.reward_key),
+            "min_std": spread.min_std,
+            "mean_range": None if spread.mean_range is None else list(spread.mean_range),
+        }
+    return arguments
 
 
 def _key_groups(sampler: KeyGroupSampler) -> Arguments:
@@ -197,7 +208,8 @@ _OF_STATE: dict[str, Callable[[Fields], Arguments]] = {
         "version_key": state.any("version_key"),
     },
     "PromptGroupSampler": lambda state: {
-        "group_size": state.whole("group_size", 1),
+        "group_size": state.any("group_size"),
+        **({"size_key": state.any("size_key")} if "size_key" in state else {}),
         "group_key": state.any("group_key"),
         "max_uses": state.any("max_uses"),
     },
@@ -294,6 +306,10 @@ def _value(name: str, value: object) -> object:
         return _DTYPES.get(value, value)
     if name == "staleness" and isinstance(value, Mapping):
         return called(StalenessAwareSampler, value, "the staleness of a PromptGroupSampler")
+    if name == "spread" and isinstance(value, Mapping):
+        return called(RewardSpread, value, "the spread of a PromptGroupSampler")
+    if name == "mean_range" and isinstance(value, list):
+        return tuple(value)
     if name in ("end_keys", "obs_key") and isinstance(value, list):
         return [_key(each) for each in value]
     if name == "span" and isinstance(value, list):

@@ -34,6 +34,8 @@ from interop.buffers.components import (
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.describing import described
 from interop.buffers.episodes import Episodes, keys_of
+from interop.buffers.rate_counts import RateCounts
+from interop.buffers.rate_limiter import RateLimiter
 from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
 from interop.buffers.requested_batch import RequestedBatch, beside
@@ -44,7 +46,7 @@ from interop.buffers.trajectory import Trajectory, named_alone
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, is_ours
 from interop.data import staging
-from interop.data.arguments import whole
+from interop.data.arguments import class_of, whole
 from interop.data.index import as_int, is_all
 from interop.data.masked_rows import Mask, rows_of_mask
 from interop.data.pytrees import each_leaf, length_of, swapped
@@ -96,12 +98,17 @@ class ReplayBuffer(Sampled):
         delayed_init: make the components at the first use; by default with a `transform_factory`.
         sample_unit: what a drawn item becomes in a batch, such as `Sequence` for windows; the item itself by default.
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
+        limiter: keeps draws and writes in step; calls that run ahead wait. Excludes `prefetch`.
+
+    Attributes:
+        limiter: of the buffer, or None.
     """
 
     priority_key: NestedKey | None = "td_error"  # the entry with priorities in samples of tensordicts
     _marks_samples = False  # whether samples contain the info
     _revises = False  # whether batches are changed after collating, also without transforms
     _episodes: "Episodes[ReplayBuffer] | None" = None  # of the last use
+    limiter: RateLimiter | None = None
     _workers_only_write = False  # whether other processes get the buffer without its sampler (sync=False)
 
     _storage: Storage
@@ -133,12 +140,16 @@ class ReplayBuffer(Sampled):
         delayed_init: bool | None = None,
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other")
         super().__init__(batch_size=batch_size, prefetch=prefetch, pin_memory=pin_memory, generator=generator)
         if consume_after_n_samples is not None:
             sampler = consuming(sampler, consume_after_n_samples)
+        if limiter is not None and not isinstance(limiter, RateLimiter):
+            raise TypeError(f"limiter must be a RateLimiter, got {class_of(limiter)}")
+        self.limiter = limiter
         self._unit = expanding(sample_unit)
         self._dim_extend = None if dim_extend is None else whole("dim_extend", dim_extend, least=0)
         self._ask_to_share(shared)
@@ -148,6 +159,8 @@ class ReplayBuffer(Sampled):
             chain = transform if transform_factory is None else transform_factory()
             components = all_made(storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer)
             check_batch_size(components[1], self._batch_size)
+            if limiter is not None:
+                limiter.refuse_other(components[0])
             kept_for = KeptFor(components[0])
             before = kept_for.before_write()
             try:
@@ -187,6 +200,8 @@ class ReplayBuffer(Sampled):
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         """ValueError, TypeError or RuntimeError for components that do not work together."""
         check_fit(storage, sampler, writer, self._unit, self._prefetch is not None)
+        if self.limiter is not None:
+            self.limiter.check_fit(storage, self._batch_size, self._prefetch is not None)
         if self._workers_only_write and storage.ndim != 1:
             raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
 
@@ -236,6 +251,8 @@ class ReplayBuffer(Sampled):
         in_order = keeps_rows_in_order(sampler, writer) and storage.contents.tracks_writes
         self.observers.join(storage, in_order, sampler.hooks.is_users)
         self._pass_generator()
+        if self.limiter is not None:
+            self.limiter.join(storage, self._batch_size)
 
     def _pass_generator(self) -> None:
         for component in (self._storage, self._sampler, self._writer):
@@ -314,6 +331,8 @@ class ReplayBuffer(Sampled):
             "prefetch_queue_size": 0 if self._prefetch is None else len(self._prefetch),
             "initialized": self.initialized,
         }
+        if self.limiter is not None:
+            numbers |= self.limiter.stats()
         if storage is not None:
             numbers |= {"capacity": storage.max_size, "utilization": numbers["size"] / storage.max_size}
         return {**self.describe(rows=1000).numbers(), **numbers} if detail else numbers
@@ -341,6 +360,8 @@ class ReplayBuffer(Sampled):
             settings = {"batch size": "of each call" if self._batch_size is None else str(self._batch_size)}
             if len(self._transform):
                 settings["transform"] = repr(self._transform)
+            if self.limiter is not None:
+                settings["limiter"] = repr(self.limiter)
             parts = (self._storage, self._sampler, self._writer, self._batch_size)
             return described(type(self).__name__, settings, *parts, self._found_episodes, looked_at, reward)
 
@@ -404,8 +425,12 @@ class ReplayBuffer(Sampled):
             made = resizing.resized(before, self._sampler, self._writer, capacity, scratch_dir)
             try:
                 with made.storage.lock.held():
+                    if self.limiter is not None:
+                        self.limiter.check_fit(made.storage, self._batch_size, prefetches=False)
                     put = None if made.sampler is None else self._sampler.with_state(made.sampler)
-                    finished(partial(self._exchange_all, made, put))
+                    finished(
+                        partial(self._exchange_all, made, put, None if self.limiter is None else self.limiter.counts)
+                    )
             except BaseException:
                 if self._storage is not made.storage:
                     resizing.discard(made.storage)
@@ -413,7 +438,7 @@ class ReplayBuffer(Sampled):
         if isinstance(before, LazyMemmapStorage):
             before.close()
 
-    def _exchange_all(self, made: resizing.Resized, put: Apply | None) -> None:
+    def _exchange_all(self, made: resizing.Resized, put: Apply | None, rates: RateCounts | None) -> None:
         before = self._storage
         if before is not made.storage:
             made.storage.checkpointer = before.checkpointer
@@ -423,6 +448,8 @@ class ReplayBuffer(Sampled):
         if put is not None:
             put()
         self._sampler.item_values.reloaded(made.storage)
+        if self.limiter is not None and rates is not None:
+            self.limiter.carry(rates)
         self.drop_prefetched()
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -521,20 +548,32 @@ class ReplayBuffer(Sampled):
         their state is as before.
         """
         chain = self._transform
-        if not chain.count:
-            with locked(self):
-                return self._write(data, many, with_priorities)
-        keeps = bool(chain.keeping)
-        lift = not many and (keeps or not self._marks_samples)
-        if not keeps:
-            stored = self._to_store(data, lift)
+        stored = data
+        if chain.count:
+            if chain.keeping:
+                if self.limiter is None:
+                    return self._store_keeping(data, many, with_priorities)
+                return self.limiter.when_allowed(partial(self._store_keeping, data, many, with_priorities))
+            stored = self._to_store(data, lift=not many and not self._marks_samples)
+        if self.limiter is None:
             with locked(self):
                 return self._write(stored, many, with_priorities)
+        if many and hasattr(stored, "__next__"):
+            stored = list(stored)  # the call may be made again
+        return self.limiter.when_allowed(partial(self._write_locked, stored, many, with_priorities))
+
+    def _write_locked(self, stored: object, many: bool, with_priorities: bool) -> Any:
+        with locked(self):
+            return self._write(stored, many, with_priorities)
+
+    def _store_keeping(self, data: Any, many: bool, with_priorities: bool) -> Any:
+        """`_store` with transforms that keep state between writes."""
+        chain = self._transform
         with locked(self):
             snapshot = chain.snapshot()
             counts = (self._storage.ring.counts, self._writer.write_count)
             try:
-                stored = self._to_store(data, lift)
+                stored = self._to_store(data, lift=not many)
                 grew = is_tensor_collection(stored) and stored.ndim > data.ndim
                 return self._write(stored, many or grew, with_priorities)
             except BaseException:
@@ -586,6 +625,9 @@ class ReplayBuffer(Sampled):
         priority = self._priority_in(stored, many) if with_priorities else None
         if many and not self._reads_slots and hasattr(stored, "__next__"):
             stored = list(stored)  # it may be written twice
+        if self.limiter is not None:
+            rows = length_of(swapped(stored, self.dim_extend) if self.dim_extend else stored) if many else 1
+            self.limiter.refuse_insert(rows * storage.contents.items_per_row)
         counts = counts_of(storage) if followed else None
         counters = storage.ring.cells.tobytes()
         undo_states = [(component, component.before_write()) for component in undoable] if undoable else ()
@@ -604,9 +646,12 @@ class ReplayBuffer(Sampled):
         writer = self._writer
         sampler = self._sampler
         dim = self.dim_extend
+        count = 0 if self.limiter is None else storage.ring.count
         index: Any = self._extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
+        if self.limiter is not None:
+            self.limiter.wrote(index, count)
         followers = storage.followers
         followers.in_write = True
         try:
@@ -686,6 +731,8 @@ class ReplayBuffer(Sampled):
                         buffer.sampler.clear()
                         buffer.transform.forget()
                         buffer.drop_prefetched()
+                        if buffer.limiter is not None and empty_write_count:
+                            buffer.limiter.emptied()
                     storage.followers.tell_of_new_rows()
 
             counters = storage.ring.cells.tobytes()
@@ -706,11 +753,18 @@ class ReplayBuffer(Sampled):
         """The info on the device of the storage."""
         return beside(self._storage, info)
 
+    def _draw(self, batch_size: int) -> tuple[Any, Any]:
+        if self.limiter is None:
+            return super()._draw(batch_size)
+        return self.limiter.when_allowed(partial(super()._draw, batch_size))
+
     def _plan(self, batch_size: int, key: np.ndarray) -> list[Request]:
         return [Request(0, self._draws, self._storage, batch_size, key)]
 
     def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
         [request] = batch.requests
+        if self.limiter is not None:
+            self.limiter.refuse_draw(request.size)
         if reserves:
             if request.draws.has_state:
                 request.reserve()
@@ -727,6 +781,10 @@ class ReplayBuffer(Sampled):
         data, info = self._gather(request, collate_fn)
         if self.observers.references:
             request.observed = self.observers.read(info)
+        if self.limiter is not None:
+            index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
+            items = request.size if self._unit is not None else len(index)
+            request.observed = [*request.observed, self.limiter.drawn(items)]
         revise = self._revision(info, request.key)
         order = Order.of(self, info["index"], info) if self._transform.count else None
         return partial(self._pair, data, info, collate_fn, revise, order)
@@ -1070,8 +1128,8 @@ class ReplayBuffer(Sampled):
         """A copy of the state that `dumps` saves, as plain values and tensors: `torch.load(weights_only=True)` reads it.
 
         Keys: "_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_consume_after_n_samples", "_rng" and
-        "_prefetch_state", which is None: prefetched batches are drawn again. Takes the memory of the rows a second time;
-        `dumps` does not.
+        "_prefetch_state", which is None: prefetched batches are drawn again; "_limiter" if there is one. Takes the memory of
+        the rows a second time; `dumps` does not.
         """
         with self._unchanging():
             self.drop_prefetched()

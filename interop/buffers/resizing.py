@@ -317,6 +317,7 @@ def _groups(state: dict[str, Any], target: np.ndarray) -> dict[str, Any]:
         "rows": groups["rows"][stays],
         "slots": slots[np.repeat(stays, groups["rows"])],
         "uses": groups["uses"][stays],
+        **({"sizes": groups["sizes"][stays]} if "sizes" in groups else {}),
         "open": place[groups["open"][stays[groups["open"]]]],
         "ready": np.sort(place[groups["ready"][stays[groups["ready"]]]]),
     }

@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictB
 from torch import Tensor
 
 from interop.buffers import collate
+from interop.buffers.rate_limiter import RateLimiter
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.by_item import column_of, rows_of, set_expanded
@@ -62,6 +63,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         delayed_init: bool | None = None,
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self.priority_key = priority_key
         super().__init__(
@@ -82,6 +84,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             delayed_init=delayed_init,
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
+            limiter=limiter,
         )
 
     @property

@@ -67,11 +67,11 @@ class Entries(Fields):
 
     Args:
         saved: should be a dict.
-        target: the component that loads it.
+        target: the component that loads it; of a dict inside another one its place.
     """
 
     def __init__(self, saved: Any, target: Any) -> None:
-        super().__init__(saved, f"the state of a {type(target).__name__}")
+        super().__init__(saved, target if isinstance(target, str) else f"the state of a {type(target).__name__}")
         self._all = dict(saved)
         self._unread = set(saved)
         self._refused: list[str] = []

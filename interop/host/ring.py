@@ -9,7 +9,7 @@ import numpy as np
 from interop.host.discontinuities import Discontinuities, pieces
 
 CELLS = 8  # int64 in the block of counters
-_SIZE, _CURSOR, _WRITTEN, _VERSION, _COUNT, EMPTIED = range(6)
+_SIZE, _CURSOR, _WRITTEN, _VERSION, _COUNT, EMPTIED, _DRAWN, _UNCOUNTED = range(8)
 _LARGEST = 2**63 - 2**40  # valid counters of a file are below, so that they cannot overflow
 _REMEMBERED = 64  # edits whose rows are kept
 _PIECES = 16  # of one write, up to which discontinuities are noted
@@ -41,6 +41,7 @@ class Ring:
     version = _counter(_VERSION, "How often rows were written otherwise, or replaced as a whole.")
     count = _counter(_COUNT, "Rows ever written by writers.")
     emptied = _counter(EMPTIED, "How often the storage was emptied.")
+    uncounted = _counter(_UNCOUNTED, "Items that a rate limiter counts as written, beside those of `count`.")
 
     def __init__(self) -> None:
         self.cells: Any = np.zeros(CELLS, np.int64).data
@@ -62,6 +63,20 @@ class Ring:
         """Have these counters again. What is known of later edits and discontinuities is dropped at the next look."""
         for place, value in enumerate(np.frombuffer(cells, np.int64).tolist()):
             self.cells[place] = value
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a rate limiter has set its counters: `sampled` and `uncounted`."""
+        return bool(self.cells[_DRAWN])
+
+    @property
+    def sampled(self) -> int:
+        """Items ever drawn, as a rate limiter counts them."""
+        return max(self.cells[_DRAWN] - 1, 0)  # the cell is 0 as long as there was no limiter
+
+    @sampled.setter
+    def sampled(self, value: int) -> None:
+        self.cells[_DRAWN] = value + 1
 
     @property
     def counts(self) -> tuple[int, int, int]:

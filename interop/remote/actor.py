@@ -45,7 +45,17 @@ class ShardActor:
             self._coordinate = partial(coordinated, ray.get_actor(coordinator), 60.0)
             self._make = partial(built, number, recipe)
             self._shard = shard = Shard(number, count, self._make)
-            own = (self.facts, self.write, self.save, self.look, self.verify, self.commit, self.rows, self.fill)
+            own = (
+                self.facts,
+                self.write,
+                self.save,
+                self.look,
+                self.verify,
+                self.commit,
+                self.rows,
+                self.fill,
+                self.written,
+            )
             self._methods: dict[str, Callable[..., Any]] = {
                 each.__name__: each for each in (*own, shard.share, shard.draw)
             }
@@ -163,6 +173,11 @@ class ShardActor:
         order = torch.arange(len(storage)).roll(-int(first))
         priorities = buffer.sampler.priorities[order] if isinstance(buffer.sampler, PrioritizedSampler) else None
         return storage.get(order), priorities
+
+    def written(self) -> int:
+        """How many items were ever written."""
+        buffer = self._shard.buffer
+        return buffer.write_count * buffer.storage.contents.items_per_row
 
     def fill(self, rows: Any, priorities: Any) -> None:
         """Write stored rows, without transforms."""

@@ -34,9 +34,10 @@ def save(shards: Shards, path: str | PathLike[str]) -> None:
             probe.touch()
             shards.all("look", str(probe))
             probe.unlink()
-            cuts = _cut(shards, folders)
+            cuts, sampled = _cut(shards, folders)
             flush(folder)
-            out.write({"kind": _KIND, "shards": len(folders), "folder": folder.name})
+            limiter = {} if sampled is None else {"sampled": sampled}
+            out.write({"kind": _KIND, "shards": len(folders), "folder": folder.name, **limiter})
         except BaseException:
             remove_folder(folder)
             raise
@@ -46,8 +47,8 @@ def save(shards: Shards, path: str | PathLike[str]) -> None:
             remove_folder(each)
 
 
-def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:
-    """Save all shards while all are blocked. Returns the last durable write of each shard.
+def _cut(shards: Shards, folders: list[str]) -> tuple[dict[int, int], int | None]:
+    """Save all shards while all are blocked. Returns the last durable write of each shard, and the draws of a limiter.
 
     The coordinator admits one client at a time. Otherwise two clients could each hold some shards, and deadlock.
     """
@@ -57,16 +58,17 @@ def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:
             raise RemoteTimeoutError(f"another client has held the shards for {shards.timeout} s")
         time.sleep(0.05)
     try:
-        return shards.some(
+        cuts = shards.some(
             {n: ("save", (each, token, shards.timeout), {}) for n, each in enumerate(folders)}, is_long=True
         )
+        return cuts, shards.coordinate("rates").sampled if shards.is_limited else None
     finally:
         shards.coordinate("end", token)
 
 
 def restore(shards: Shards, path: str | PathLike[str]) -> None:
     """Load a checkpoint. With another number of shards, its rows are redistributed."""
-    found = load(path, lambda source: _saved(source.tree, Path(path).absolute()))
+    found, sampled = load(path, lambda source: _saved(source.tree, Path(path).absolute()))
     if len(found) != len(shards.facts):
         _deal(shards, found)
     else:
@@ -76,16 +78,19 @@ def restore(shards: Shards, path: str | PathLike[str]) -> None:
             shards.some({n: ("load", (found[n],), {}) for n in group}, is_long=True)
         shards.restart_from(found)
     shards.coordinate("restart")
+    if shards.is_limited:
+        shards.begin_rates(sampled if len(found) == len(shards.facts) else None)
 
 
-def _saved(tree: Any, path: Path) -> list[str]:
-    """The folder of each saved shard."""
+def _saved(tree: Any, path: Path) -> tuple[list[str], int | None]:
+    """The folder of each saved shard, and what a limiter has counted as drawn."""
     fields = Fields(tree, str(path))
     if fields.text("kind") == "replay buffer":
-        return [str(path)]
+        return [str(path)], None
     if fields.text("kind") != _KIND:
         raise CheckpointMismatch(f"{path}: was saved from a {fields.text('kind')}, not from a replay buffer")
-    return _folders(path / fields.text("folder"), fields.whole("shards", 1))
+    sampled = fields.whole("sampled") if "sampled" in fields else None
+    return _folders(path / fields.text("folder"), fields.whole("shards", 1)), sampled
 
 
 def _folders(above: Path, count: int) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 
+from fbuf import rate_limits
 from interop.remote.errors import RemoteTimeoutError
 from interop.remote.shards import GROUPS, Shards, answered, ray_library
 from interop.samplers import Sampler
@@ -55,6 +56,7 @@ def started(
     recovery_dir: str | None,
     timeout: float,
     init: Mapping[str, Any] | None,
+    rule: rate_limits.RateLimiter | None = None,
 ) -> Shards:
     """Start `count` shards and their coordinator, and Ray itself with `init` if it is not running.
 
@@ -69,7 +71,7 @@ def started(
         ray.init(**(init or {}))
     until, name = time.monotonic() + timeout, f"replay-buffer-{secrets.token_hex(8)}"
     # Shards look it up by name: a restarting actor must not depend on a handle in the object store.
-    coordinator = ray.remote(num_cpus=0, max_restarts=-1, name=name)(Coordinator).remote(count)
+    coordinator = ray.remote(num_cpus=0, max_restarts=-1, name=name)(Coordinator).remote(count, rule)
     kind = ray.remote(**{"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": GROUPS, **options})(
         ShardActor
     )
@@ -90,4 +92,7 @@ def started(
     finally:
         if len(made.facts) < count:
             made.kill()
+    if rule is not None:
+        made.is_limited = True
+        made.begin_rates(None)
     return made

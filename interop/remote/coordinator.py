@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fbuf import rate_limits
+from interop.buffers.rate_counts import Call, RateCounts
 from interop.remote.epochs import BatchPlan, EpochPlan
 from interop.remote.wire import Wire
 from interop.samplers.shares import ShardContents
@@ -13,10 +15,18 @@ from interop.samplers.shares import ShardContents
 class Coordinator:
     """Holds the epoch of draws without replacement, the item layout, the latest checkpoint and the running checkpoint.
 
-    Clients and shards call it only for these. Writes and other draws bypass it.
+    Clients and shards call it only for these. Writes and other draws bypass it, but for those of a buffer with a limiter.
+
+    Args:
+        shards: how many.
+        rule: of the limiter; None without one.
     """
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, rule: rate_limits.RateLimiter | None = None) -> None:
+        self._rule = rule
+        self._inserted = [0] * shards
+        self._sampled = 0
+        self._rooms: list[int] = []  # items that fit into each shard
         self._epochs = EpochPlan()
         self._layout: Any = None
         self._first = 0  # the shard that set the layout
@@ -31,6 +41,36 @@ class Coordinator:
     def restart(self) -> None:
         """Begin a new epoch, after the rows of the shards were replaced."""
         self._epochs.restart()
+
+    def set_rates(self, inserted: list[int], sampled: int | None, rooms: list[int]) -> None:
+        """Have these counters of the limiter: items written, by shard, and drawn; None for as many as the ratio wants.
+
+        `rooms` are the items that fit into each shard.
+        """
+        self._inserted, self._rooms = inserted, rooms
+        self._sampled = 0 if sampled is None else sampled
+        if sampled is None and self._rule is not None:
+            self._sampled = self.rates().balanced(self._rule).sampled
+
+    def rates(self) -> RateCounts:
+        """What was written and drawn, by all clients."""
+        size = sum(map(min, self._inserted, self._rooms))
+        return RateCounts(sum(self._inserted), self._sampled, size)
+
+    def admit(self, call: Call, items: int, shard: int) -> RateCounts | None:
+        """Count a call of so many items, if it is allowed now; else return what was counted."""
+        counts = self.rates()
+        if self._rule is not None and not counts.allow(self._rule, call, items):
+            return counts
+        self.correct(call, items, shard)
+        return None
+
+    def correct(self, call: Call, items: int, shard: int) -> None:
+        """Count so many items more, or less, for a call that was admitted."""
+        if call == "extend":
+            self._inserted[shard] += items
+        else:
+            self._sampled += items
 
     def agree(self, shard: int, layout: Any) -> None:
         """Fix the item layout at the first write to any shard. ValueError for items of another layout."""

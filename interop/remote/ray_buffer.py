@@ -20,10 +20,12 @@ from torch import Tensor
 from fbuf.looking import Description
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
 from interop.buffers.editing import as_key
+from interop.buffers.rate_counts import refuse_endless
+from interop.buffers.rate_limiter import RateLimiter
 from interop.buffers.ray_actors import actor_options
 from interop.buffers.tensordict_buffer import include
 from interop.data import randomness
-from interop.data.arguments import whole
+from interop.data.arguments import class_of, whole
 from interop.data.by_item import column_of, rows_of
 from interop.data.index import as_int, is_all
 from interop.data.keys import no_priorities
@@ -34,6 +36,7 @@ from interop.remote.errors import RemoteError
 from interop.remote.gathering import rows_at, together
 from interop.remote.joining import joined, placed
 from interop.remote.places import to_local
+from interop.remote.rates import RemoteLimiter
 from interop.remote.shards import Call, Shards, ray_library
 from interop.remote.shares import allot, subkeys
 
@@ -66,6 +69,8 @@ def _changes_all_shards(name: str, returns_self: bool = False) -> Callable[..., 
         self._drop_prefetched()
         self._shards.change(name, args, kwargs)
         self._begin_epoch(rows=name == "set_storage", priorities=name == "set_sampler")
+        if name == "set_storage" and self._limiter is not None:
+            self._shards.begin_rates(None)
         return self if returns_self else None
 
     everywhere.__name__ = name
@@ -113,6 +118,8 @@ class RayReplayBuffer:
         recovery_dir: a folder, on a disk that outlives the actors, for durable writes and the path of the latest
             checkpoint. A new buffer on the folder of an earlier one restores its rows.
         timeout: the time limit of calls in seconds, except those that read or write checkpoints.
+        limiter: keeps the writes and the draws of all clients in step: see `RateLimiter`. Excludes `prefetch`. The attribute
+            `limiter` has its numbers.
         prefetch: the number of batches that a thread draws ahead. They show the buffer at the time of their draw. `empty`,
             `loads` and `set_*` drop them, writes do not.
         **kwargs: arguments of `replay_buffer_cls`. Pass storage, sampler and writer as constructors, and transforms by
@@ -142,6 +149,7 @@ class RayReplayBuffer:
         recovery_dir: str | Path | None = None,
         timeout: float = 60.0,
         prefetch: int | None = None,
+        limiter: RateLimiter | None = None,
         **kwargs: Any,
     ) -> None:
         ray_library()
@@ -150,20 +158,35 @@ class RayReplayBuffer:
             _one_of("transport_options", name, ("copy",))
         if ack == "durable" and recovery_dir is None:
             raise ValueError('ack="durable" needs recovery_dir, a folder on a disk that outlives the processes')
+        if limiter is not None and not isinstance(limiter, RateLimiter):
+            raise TypeError(f"limiter must be a RateLimiter, got {class_of(limiter)}")
         count = whole("num_shards", num_shards)
         options = Options(totals, ack, timeout, prefetch or 0, bool((transport_options or {}).get("copy")))
         recipe = cluster.recipe_of(replay_buffer_cls, args, kwargs, count)
         folder = None if recovery_dir is None else str(Path(recovery_dir).absolute())
         self._start: Callable[[], Shards] | None = partial(
-            cluster.started, recipe, count, actor_options(remote_config), folder, timeout, ray_init_config
+            cluster.started,
+            recipe,
+            count,
+            actor_options(remote_config),
+            folder,
+            timeout,
+            ray_init_config,
+            None if limiter is None else limiter.rule,
         )
         self._made: Shards | None = None
         self._owns = True
-        self._begin(count, options, kwargs.get("priority_key", "td_error"), home=0)
+        self._begin(count, options, kwargs.get("priority_key", "td_error"), home=0, limiter=limiter)
         if not delayed_init:
             self.start()
 
-    def _begin(self, count: int, options: Options, priority_key: NestedKey | None, home: int) -> None:
+    def _begin(
+        self, count: int, options: Options, priority_key: NestedKey | None, home: int, limiter: RateLimiter | None
+    ) -> None:
+        if limiter is not None and options.prefetch:
+            raise ValueError("prefetch and limiter exclude each other: batches are drawn ahead of what is asked for")
+        self._limiter = limiter
+        self._limited: RemoteLimiter | None = None
         self._count, self._options, self._priority_key = count, options, priority_key
         self._home = home  # the shard for all slice data of this client, and for its first other rows
         self._writes, self._clients = itertools.count(home), itertools.count()
@@ -181,8 +204,31 @@ class RayReplayBuffer:
             if self._made is None:
                 if self._start is None:
                     raise RuntimeError("the buffer was shut down: build another one")
-                self._made = self._start().client(self._options.timeout, self._options.copy)
+                made = self._start()
+                try:
+                    self._refuse_endless(made)
+                except BaseException:
+                    made.kill()
+                    raise
+                self._made = made.client(self._options.timeout, self._options.copy)
             return self._made
+
+    def _refuse_endless(self, made: Shards) -> None:
+        """ValueError for a limiter under which calls could wait without end."""
+        if self._limiter is None:
+            return
+        rule = self._limiter.rule
+        room = sum(each.rows for each in made.facts)
+        if rule.min_size > room:
+            raise ValueError(f"min_size={rule.min_size} items are never stored: the shards have room for {room}")
+        refuse_endless(rule, 1, made.facts[0].batch_size or 1)
+
+    @property
+    def limiter(self) -> RemoteLimiter | None:
+        """The limiter of all clients; None without one."""
+        if self._limiter is not None and self._limited is None:
+            self._limited = RemoteLimiter(self._limiter, self._shards)
+        return self._limited
 
     def start(self) -> Self:
         """Start the shards if they are not running. RuntimeError after `shutdown`."""
@@ -214,7 +260,9 @@ class RayReplayBuffer:
         """
         home = next(self._clients) % self._count
         made = type(self).__new__(type(self))
-        made.__setstate__((self._shards, self._count, replace(self._options, **options), self._priority_key, home))
+        made.__setstate__(
+            (self._shards, self._count, replace(self._options, **options), self._priority_key, home, self._limiter)
+        )
         return made
 
     def clients(self, n: int, **options: Any) -> list["RayReplayBuffer"]:
@@ -222,13 +270,13 @@ class RayReplayBuffer:
         return [self.client(**options) for _ in range(whole("n", n, least=0))]
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._shards, self._count, self._options, self._priority_key, self._home
+        return self._shards, self._count, self._options, self._priority_key, self._home, self._limiter
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        shards, count, options, priority_key, home = state
+        shards, count, options, priority_key, home, limiter = state
         self._start, self._owns = None, False
         self._made = shards.client(options.timeout, options.copy)
-        self._begin(count, options, priority_key, home)
+        self._begin(count, options, priority_key, home, limiter)
 
     def add(self, data: Any, *, ack: str | None = None, shard: int | None = None) -> Any:
         """Write one item to one shard. Returns its index. See `extend`."""
@@ -254,7 +302,13 @@ class RayReplayBuffer:
         shard = whole("shard", shard, least=0)
         if shard >= self._count:
             raise ValueError(f"shard must be below {self._count}, got {shard}")
-        return shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
+        if self.limiter is None:
+            return shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
+        ndim = shards.facts[0].ndim
+        with self.limiter.admitted("extend", _items_in(data, name == "extend", ndim), shard) as admitted:
+            index = shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
+            admitted.items = _items_at(index)
+            return index
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set the priorities of items. `index` is the index in the info of a sample."""
@@ -331,6 +385,8 @@ class RayReplayBuffer:
         self._drop_prefetched()
         self._shards.all("empty")
         self._begin_epoch(rows=True)
+        if self._limiter is not None:
+            self._shards.begin_rates(0)
 
     def _begin_epoch(self, rows: bool, priorities: bool = True) -> None:
         """Begin a new epoch. With `rows`, drop the shards' checkpoints and durable writes as restart points."""
@@ -398,6 +454,8 @@ class RayReplayBuffer:
             name: sum(one[name] for one in each) for name in ("size", "write_count", "capacity") if name in each[0]
         }
         found |= {"prefetch_queue_size": len(self._ahead), "initialized": all(one["initialized"] for one in each)}
+        if self.limiter is not None:
+            found |= self.limiter.stats()
         return found | {"utilization": found["size"] / found["capacity"], "shards": self._count}
 
     def describe(self, rows: int | None = None, *, reward: NestedKey | None = None) -> Description:
@@ -461,6 +519,8 @@ class RayReplayBuffer:
 
     def _drawn(self, *asked: Any) -> tuple[Any, bool]:
         """The next batch. With `prefetch`, pops one from the queue and requests another."""
+        if self.limiter is not None:
+            return self._limited_draw(self.limiter, asked)
         if not self._options.prefetch:
             return self._draw(*asked)()
         with self._lock:
@@ -475,6 +535,16 @@ class RayReplayBuffer:
         except BaseException:
             self._drop_prefetched()
             raise
+
+    def _limited_draw(self, limiter: RemoteLimiter, asked: tuple[Any, ...]) -> tuple[Any, bool]:
+        size = asked[1] if len(asked) > 1 and asked[1] is not None else self.batch_size
+        if size is None:
+            return self._draw(*asked)()  # raises
+        with limiter.admitted("sample", whole("batch_size", size)) as admitted:
+            found = self._draw(*asked)()
+            if found[0] is None:  # the end of an iteration
+                admitted.items = 0
+            return found
 
     def _draw(self, name: str, *asked: Any) -> Callable[[], tuple[Any, bool]]:
         """A callable for a draw, for any thread. Its random key is drawn now."""
@@ -550,6 +620,24 @@ class RayReplayBuffer:
 
     dump = save = dumps
     load = loads
+
+
+def _items_in(data: object, many: bool, ndim: int) -> int:
+    """How many items data has, as far as the client sees it."""
+    if not many:
+        return 1
+    if ndim > 1 and isinstance(data, TensorDictBase):
+        return data.batch_size[:ndim].numel()
+    return length_of(data)
+
+
+def _items_at(index: object) -> int:
+    """How many items were kept at the index that a write has returned."""
+    if index is None:
+        return 0
+    if isinstance(index, Tensor) and index.ndim:
+        return len(index) if index.ndim > 1 else int((index >= 0).sum())
+    return 1
 
 
 def _one_of(name: str, given: Any, known: Sequence[Any]) -> None:

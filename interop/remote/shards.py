@@ -16,7 +16,9 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # the name of a method, its 
 GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads per group; a single write thread keeps the order
 NOTHING = "nothing: it is empty"  # origin of a shard that lost all its rows
 _GROUP_OF = dict.fromkeys(("sample", "next", "share", "draw"), "draw")
-_GROUP_OF |= dict.fromkeys(("facts", "save", "look", "verify", "commit", "stats", "describe", "__len__"), "control")
+_GROUP_OF |= dict.fromkeys(
+    ("facts", "save", "look", "verify", "commit", "written", "stats", "describe", "__len__"), "control"
+)
 
 
 class Facts(NamedTuple):
@@ -97,6 +99,7 @@ class Shards:
     def __init__(self, processes: list[Any], coordinator: Any, facts: list[Facts], on_cpu: bool) -> None:
         self._processes, self._coordinator, self._on_cpu = processes, coordinator, on_cpu
         self.facts = facts
+        self.is_limited = False  # whether the coordinator counts writes and draws
         self.timeout, self.copy = 60.0, False  # seconds per call; whether returned tensors are copied
         self.highest: float | None = None  # the highest priority in any reply
         self._reported = set[int]()  # lost shards, already reported, with an unknown new process
@@ -104,7 +107,7 @@ class Shards:
     def client(self, timeout: float, copy: bool) -> "Shards":
         """The same shards for another client."""
         made = Shards(self._processes, self._coordinator, list(self.facts), self._on_cpu)
-        made.timeout, made.copy = timeout, copy
+        made.timeout, made.copy, made.is_limited = timeout, copy, self.is_limited
         return made
 
     def one(self, shard: int, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -153,6 +156,10 @@ class Shards:
     def coordinate(self, name: str, *args: Any) -> Any:
         """Call a method of the coordinator."""
         return coordinated(self._coordinator, self.timeout, name, *args)
+
+    def begin_rates(self, sampled: int | None) -> None:
+        """Set the counters of the limiter: what the shards have written, and so many draws; None for those in balance."""
+        self.coordinate("set_rates", self.all("written"), sampled, [fact.rows for fact in self.facts])
 
     def are_alive(self, timeout: float = 5.0) -> bool:
         """Whether every process answers."""

@@ -7,6 +7,7 @@ from interop.samplers.key_groups import KeyGroupSampler
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.prioritized_slices import PrioritizedSliceSampler
 from interop.samplers.prompt_groups import PromptGroupSampler
+from interop.samplers.reward_spread import RewardSpread
 from interop.samplers.sampler import Sampler
 from interop.samplers.slice_epochs import SliceSamplerWithoutReplacement
 from interop.samplers.slices import SliceSampler
@@ -24,6 +25,7 @@ __all__ = [
     "PrioritizedSliceSampler",
     "PromptGroupSampler",
     "RandomSampler",
+    "RewardSpread",
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",

@@ -26,19 +26,25 @@ class Group:
 
     number: int  # of all groups ever begun
     id: Id
+    size: int  # rows of the complete group
     slots: list[int]  # in the order of writing
     uses: int = 0
     place: int = -1  # in `Groups.ready`; -1 for none
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its rows are stored."""
+        return len(self.slots) == self.size
+
 
 class Groups:
-    """Groups of `size` rows of one id, in the order of writing.
+    """Groups of `size` rows of one id, in the order of writing. Without a size, each row says that of its group.
 
     A row that is overwritten leaves its group. The group is then broken: its other rows join no other group. A group that
     was used `most` times is no longer ready. O(1) a row.
     """
 
-    def __init__(self, size: int, most: int | None) -> None:
+    def __init__(self, size: int | None, most: int | None) -> None:
         self.size = size
         self.most = most
         self.ready: list[Group] = []  # complete, and not used up
@@ -106,11 +112,21 @@ class Groups:
 
     # ------------------------------------------------------------------ changes
 
-    def write(self, slots: Sequence[int], ids: Sequence[Id]) -> None:
-        """Enter rows with these ids, written to different slots in this order."""
-        for slot, id_ in zip(slots, ids, strict=True):
+    def write(self, slots: Sequence[int], ids: Sequence[Id], sizes: Sequence[int] | None = None) -> None:
+        """Enter rows with these ids, written to different slots in this order.
+
+        `sizes`, where the groups have no common one, are those of their groups. ValueError if rows of a group disagree.
+        """
+        of_rows = [self.size] * len(slots) if sizes is None else sizes
+        for slot, id_, size in zip(slots, ids, of_rows, strict=True):
             self.remove(slot)
-            group = self._open.get(id_) or Group(self._begun, id_, [])
+            assert size is not None
+            group = self._open.get(id_) or Group(self._begun, id_, size, [])
+            if group.size != size:
+                raise ValueError(
+                    f"the completions of {id_!r} disagree on the size of their group: {group.size} and {size}. Write "
+                    "the same number with each, and give each visit of a prompt an id of its own"
+                )
             self._keep(group)
             self._keep_slot(slot)
             if not group.slots:
@@ -120,7 +136,7 @@ class Groups:
             self._of[slot] = group
             self._note(group)
             self._top = max(self._top, slot + 1)
-            if len(group.slots) == self.size:
+            if group.is_whole:
                 del self._open[id_]
                 self._keep_ready()
                 group.place = len(self.ready)
@@ -158,7 +174,7 @@ class Groups:
 
     def used_up(self) -> list[int]:
         """The slots of complete groups that can be used no more. O(rows)."""
-        return [slot for slot, group in self._of.items() if len(group.slots) == self.size and not self._usable(group)]
+        return [slot for slot, group in self._of.items() if group.is_whole and not self._usable(group)]
 
     def differing(self, slots: Sequence[int], ids: Sequence[Id]) -> list[int]:
         """The places in `slots` of rows that are in no group, or in one of another id."""
@@ -204,31 +220,36 @@ class Groups:
         return slots, _array(self._word(group) for group in changed for _ in group.slots)
 
     def _word(self, group: Group) -> int:
-        if len(group.slots) == self.size:
+        if group.is_whole:
             state = _WHOLE
         else:
             state = _OPEN if self.is_open(group) else _BROKEN
         return (group.number + 1) << _NUMBER | state << _STATE | min(group.uses, MOST_USES)
 
     @classmethod
-    def of_words(cls, rows: Iterable[tuple[int, int, Id]], size: int, most: int | None) -> "Groups":
-        """The groups of rows, given in the order of writing by slot, number and id. Rows of the number 0 are in no group."""
+    def of_words(cls, rows: Iterable[tuple[int, int, Id, int]], size: int | None, most: int | None) -> "Groups":
+        """The groups of rows, given in the order of writing by slot, number, id, and size of the group.
+
+        Rows of the number 0 are in no group.
+        """
         new = cls(size, most)
         members_of = dict[int, list[tuple[int, int, Id]]]()
-        for slot, word, id_ in rows:
+        size_of = dict[int, int]()
+        for slot, word, id_, of_group in rows:
             if word:
                 members_of.setdefault((word >> _NUMBER) - 1, []).append((slot, word, id_))
+                size_of.setdefault((word >> _NUMBER) - 1, of_group)
         for number in sorted(members_of):
             members = members_of[number]
             word, id_ = members[0][1:]
             slots = [slot for slot, _, other in members if other == id_]  # an id may have been edited since
-            group = Group(number, id_, slots, word & MOST_USES)
+            group = Group(number, id_, size_of[number], slots, word & MOST_USES)
             new._of |= dict.fromkeys(slots, group)
             state = word >> _STATE & _STATES
             if state == _WHOLE and new._usable(group):
                 group.place = len(new.ready)
                 new.ready.append(group)
-            elif state == _OPEN and len(slots) == len(members) < size:
+            elif state == _OPEN and len(slots) == len(members) < group.size:
                 new._open[id_] = group
         new._begun = max(members_of, default=-1) + 1
         new._top = max(new._of, default=-1) + 1
@@ -252,34 +273,38 @@ class Groups:
             "rows": _array(len(group.slots) for group in every),
             "slots": _array(slot for group in every for slot in group.slots),
             "uses": _array(group.uses for group in every),
+            **({} if self.size is not None else {"sizes": _array(group.size for group in every)}),
             "open": _array(map(place.__getitem__, self._open.values())),
             "ready": _array(map(place.__getitem__, self.ready)),
         }
 
     @classmethod
-    def of_state(cls, fields: Fields, size: int, most: int | None) -> "Groups":
+    def of_state(cls, fields: Fields, size: int | None, most: int | None) -> "Groups":
         """The groups of a saved tree; CheckpointCorrupt where it has none."""
         new = cls(size, most)
         new._begun = fields.whole("begun", most=2**62)
         numbers = integers(fields, "numbers", None, 0, max(new._begun, 1))
-        rows, uses = (
-            integers(fields, name, numbers.size, least, below)
-            for name, least, below in (("rows", 1, size + 1), ("uses", 0, 2**62))
-        )
+        sizes = np.full(numbers.size, size) if size is not None else integers(fields, "sizes", numbers.size, 1, 2**48)
+        rows = integers(fields, "rows", numbers.size, 1, int(sizes.max(initial=0)) + 1)
+        uses = integers(fields, "uses", numbers.size, 0, 2**62)
+        if (rows > sizes).any():
+            raise fields.wrong("rows", "at most the size of each group", rows)
         slots = integers(fields, "slots", int(rows.sum()), 0, 2**48)
         for name, values in (("numbers", numbers), ("slots", slots)):
             if np.unique(values).size < values.size:
                 raise fields.wrong(name, "different numbers", values)
         parts = np.split(slots, np.cumsum(rows)[:-1]) if rows.size else []
         every = [
-            Group(int(number), id_, part.tolist(), int(used))
-            for number, id_, part, used in zip(numbers, _ids(fields, rows.size), parts, uses, strict=True)
+            Group(int(number), id_, int(of_group), part.tolist(), int(used))
+            for number, id_, of_group, part, used in zip(
+                numbers, _ids(fields, rows.size), sizes, parts, uses, strict=True
+            )
         ]
         new._of = {slot: group for group in every for slot in group.slots}
         new._top = max(new._of, default=-1) + 1
         opened, ready = (integers(fields, name, None, 0, numbers.size).tolist() for name in ("open", "ready"))
         new._open = {every[at].id: every[at] for at in opened}
-        if len(new._open) < len(opened) or any(len(group.slots) == size for group in new._open.values()):
+        if len(new._open) < len(opened) or any(group.is_whole for group in new._open.values()):
             raise fields.wrong("open", "incomplete groups, one of each id", opened)
         if sorted(ready) != [at for at, group in enumerate(every) if new._usable(group)]:
             raise fields.wrong("ready", "all groups that are complete and not used up", ready)
@@ -289,7 +314,7 @@ class Groups:
         return new
 
     def _usable(self, group: Group) -> bool:
-        return len(group.slots) == self.size and (self.most is None or group.uses < self.most)
+        return group.is_whole and (self.most is None or group.uses < self.most)
 
 
 def _array(values: Iterable[int]) -> np.ndarray:

@@ -3,7 +3,7 @@
 import contextlib
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ class ItemGroups(ItemValues):
     """Groups of the rows of one storage, up to date with what was written and edited.
 
     Args:
-        size, key, most: `group_size`, `group_key` and `max_uses` of `PromptGroupSampler`.
+        size, key, most, size_key: `group_size`, `group_key`, `max_uses` and `size_key` of `PromptGroupSampler`.
 
     Attributes:
         ran_out: whether the last draw left fewer groups than it took.
@@ -43,8 +43,9 @@ class ItemGroups(ItemValues):
     _file: KeptUses | None
     _words: np.ndarray | None  # of an earlier process, before the ids were read
 
-    def __init__(self, size: int, key: NestedKey, most: int | None) -> None:
+    def __init__(self, size: int | None, key: NestedKey, most: int | None, size_key: NestedKey | None = None) -> None:
         self.size = size
+        self.size_key = size_key
         self.key = key
         self.most = most
         self._process = None if most is None else OneProcess(_ONE_PROCESS)
@@ -154,18 +155,36 @@ class ItemGroups(ItemValues):
             ids = ids_of(storage, self.key, np.concatenate((places, pending)))
             slots = places.tolist()
             changed = ids[: places.size]
+            sizes = self._sizes_of(storage, np.concatenate((places, pending)))
             differing = self.groups.differing(slots, changed)
-            self.groups.write([slots[at] for at in differing], [changed[at] for at in differing])
-            self.groups.write(pending.tolist(), ids[places.size :])
+            self.groups.write(
+                [slots[at] for at in differing],
+                [changed[at] for at in differing],
+                None if sizes is None else [sizes[at] for at in differing],
+            )
+            self.groups.write(pending.tolist(), ids[places.size :], None if sizes is None else sizes[places.size :])
         self._edits, self._pending = edits, _NONE  # one statement: no interrupt forgets rows that were not read
         self._keep_changes()
+
+    def _sizes_of(self, storage: Storage, slots: np.ndarray) -> list[int] | None:
+        """The sizes of the groups of items at flat slots; None where all have one. The errors of `ids_of`; ValueError."""
+        if self.size_key is None:
+            return None
+        sizes = ids_of(storage, self.size_key, slots, "sizes of groups")
+        for size in sizes:
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"{self.size_key!r} must be the size of a group, an integer of at least 1, got {size!r}"
+                )
+        return cast(list[int], sizes)
 
     def _recall(self, storage: Storage, words: np.ndarray) -> None:
         """Enter the groups of an earlier process, except rows that were written since."""
         slots = np.arange(min(words.size, len(storage)))
         slots = np.roll(slots, -storage.contents.oldest_row * storage.contents.items_per_row)
         slots = slots[(words[slots] > 0) & ~np.isin(slots, self._pending)]
-        rows = zip(slots.tolist(), words[slots].tolist(), ids_of(storage, self.key, slots), strict=True)
+        sizes = self._sizes_of(storage, slots) or [self.size or 1] * slots.size
+        rows = zip(slots.tolist(), words[slots].tolist(), ids_of(storage, self.key, slots), sizes, strict=True)
         self.groups = Groups.of_words(rows, self.size, self.most)
         self._words = None
         self._keep_changes(every=True)
@@ -180,6 +199,7 @@ class ItemGroups(ItemValues):
         """The tree of a checkpoint."""
         return {
             "group_size": self.size,
+            **({} if self.size_key is None else {"size_key": key_of(self.size_key)}),
             "group_key": key_of(self.key),
             "max_uses": self.most,
             "groups": self.groups.state(),
@@ -189,8 +209,13 @@ class ItemGroups(ItemValues):
 
     def with_state(self, entries: Entries, batch_size: int | None = None) -> Apply:
         """Check a result of `state`, whose groups must divide this batch size. The returned function puts it in."""
-        size = entries.parameter("group_size", entries.whole("group_size", 1), self.size)
-        if batch_size is not None and batch_size % size:
+        size = None if entries.any("group_size") is None else entries.whole("group_size", 1)
+        size = entries.parameter("group_size", size, self.size)
+        size_key = a_key(entries, "size_key") if "size_key" in entries else None
+        if (size is None) != (size_key is not None):
+            raise entries.wrong("group_size", "an integer, or None beside a size_key", size)
+        size_key = entries.parameter("size_key", size_key, self.size_key)
+        if batch_size is not None and size is not None and batch_size % size:
             raise CheckpointMismatch(f"batch_size={batch_size} is no multiple of group_size={size}")
         most = None if entries.any("max_uses") is None else entries.whole("max_uses", 1)
         most = entries.parameter("max_uses", most, self.most)
@@ -201,6 +226,7 @@ class ItemGroups(ItemValues):
 
         def put() -> None:
             self.size = size
+            self.size_key = size_key
             self.most = most
             self.key = key
             self.groups = groups
@@ -218,8 +244,11 @@ def _none() -> None:
     return None
 
 
-def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[Id]:
-    """The ids of items at flat slots. KeyError where they are not stored; TypeError or ValueError for other values."""
+def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray, what: str = "group ids") -> list[Id]:
+    """The ids of items at flat slots; `what` they are, for messages.
+
+    KeyError where they are not stored; TypeError or ValueError for other values.
+    """
     try:
         column = columns.read(storage, key, slots)
     except (KeyError, TypeError):  # it is not stored, or not as a tensor
@@ -231,7 +260,7 @@ def ids_of(storage: Storage, key: NestedKey, slots: np.ndarray) -> list[Id]:
         as_integers = column.double().to(torch.int64)
         column = as_integers if bool((as_integers == column.double()).all()) else column
     if column.dtype == torch.bool or column.is_floating_point() or column.is_complex():
-        raise TypeError(f"group ids must be integers or texts, {key!r} holds {column.dtype}")
+        raise TypeError(f"{what} must be integers or texts, {key!r} holds {column.dtype}")
     if column.numel() != slots.size:
         raise ValueError(f"{key!r} must have one value an item, it has the shape {list(column.shape[1:])}")
     ids: list[Id] = column.reshape(-1).tolist()

@@ -4,6 +4,7 @@ import dataclasses
 
 from fbuf.samplers import Reason
 from interop.samplers.groups import Id
+from interop.samplers.reward_spread import REWARD_REASONS
 
 OVERWRITTEN = "overwritten"  # a completion of it was
 REASONS = (
@@ -12,6 +13,7 @@ REASONS = (
     Reason.CONSUMED.label,
     Reason.STALE.label,
     Reason.ZERO_WEIGHT.label,
+    *REWARD_REASONS,
 )
 
 
@@ -25,7 +27,9 @@ class PromptGroup:
         slots: of its stored completions, in the order of writing.
         uses: how often it was drawn. Draws are counted where the sampler has `max_uses`, else it is 0.
         staleness: of its stalest completion; None where the sampler has no `staleness`.
-        reason: why it cannot be drawn: "incomplete", "overwritten", "consumed", "stale" or "zero weight"; None if it can.
+        reason: why it cannot be drawn: "incomplete", "overwritten", "consumed", "stale" or "zero weight"; with a `spread`
+            also "not scored", "no spread", "too hard" or "too easy". None if it can.
+        spread: the standard deviation of its rewards; None where the sampler has no `spread`, or the group is not ready.
     """
 
     number: int
@@ -34,6 +38,7 @@ class PromptGroup:
     uses: int
     staleness: float | None
     reason: str | None
+    spread: float | None = None
 
     @property
     def rows(self) -> int:

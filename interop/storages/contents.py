@@ -191,6 +191,10 @@ class TableContents(Contents):
         return self._table.ring.size
 
     @property
+    def items_per_row(self) -> int:
+        return self._table.per_row
+
+    @property
     def layout(self) -> Layout | None:
         return self._table.layout
 

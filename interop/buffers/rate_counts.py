@@ -1,0 +1,99 @@
+"""What was written and drawn under a rate limiter, and what it therefore allows: plain numbers, on the host."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from fbuf import rate_limits
+
+Call = Literal["extend", "sample"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RateCounts:
+    """What a limiter counts.
+
+    Attributes:
+        inserted: items ever written.
+        sampled: items ever drawn.
+        size: items that are stored.
+    """
+
+    inserted: int
+    sampled: int
+    size: int
+
+    def diff(self, rule: rate_limits.RateLimiter) -> float:
+        """`inserted * samples_per_insert - sampled`; 0 without a ratio."""
+        return 0.0 if rule.samples_per_insert is None else self.inserted * rule.samples_per_insert - self.sampled
+
+    def allow(self, rule: rate_limits.RateLimiter, call: Call, items: int) -> bool:
+        """Whether so many items may be written, or drawn, now."""
+        if call == "sample":
+            return self.size >= rule.min_size and self.diff(rule) - items >= rule.min_diff
+        ratio = rule.samples_per_insert
+        return self.size < rule.min_size or ratio is None or self._after_write(ratio, items) <= rule.max_diff
+
+    def _after_write(self, ratio: float, items: int) -> float:
+        return (self.inserted + items) * ratio - self.sampled
+
+    def balanced(self, rule: rate_limits.RateLimiter) -> "RateCounts":
+        """The counts with as many draws as the ratio wants for these writes."""
+        ratio = rule.samples_per_insert
+        if ratio is None:
+            return dataclasses.replace(self, sampled=0)
+        middle = min(ratio * rule.min_size, rule.max_diff)
+        return dataclasses.replace(self, sampled=max(0, math.floor(self.inserted * ratio - middle)))
+
+    def numbers(self, rule: rate_limits.RateLimiter) -> dict[str, int | float | bool]:
+        """Plain numbers for logs: the counters, the ratio so far, and the band."""
+        numbers: dict[str, int | float | bool] = {
+            "limiter/inserted": self.inserted,
+            "limiter/sampled": self.sampled,
+            "limiter/min_size": rule.min_size,
+        }
+        if rule.samples_per_insert is not None:
+            numbers |= {
+                "limiter/samples_per_insert": self.sampled / self.inserted if self.inserted else 0.0,
+                "limiter/target": rule.samples_per_insert,
+                "limiter/diff": self.diff(rule),
+                "limiter/min_diff": rule.min_diff,
+                "limiter/max_diff": rule.max_diff,
+            }
+        return numbers
+
+    def account(self, rule: rate_limits.RateLimiter, call: Call, items: int) -> str:
+        """What a call of so many items waits for, in numbers."""
+        counted = f"{self.inserted} items were inserted and {self.sampled} sampled, {self.size} are stored"
+        if call == "sample" and self.size < rule.min_size:
+            return f"{counted}: {rule.min_size - self.size} more are needed for min_size={rule.min_size}"
+        ratio = rule.samples_per_insert
+        assert ratio is not None  # else nothing waits
+        diff = self.diff(rule)
+        formula = f"diff = inserted * {ratio:g} - sampled = {diff:g}"
+        if call == "sample":
+            lacking = math.ceil((rule.min_diff + items - diff) / ratio)
+            return (
+                f"{counted}, so {formula}; a draw of {items} needs a diff of at least {rule.min_diff:g} + {items}: "
+                f"{lacking} more items must be inserted"
+            )
+        lacking = math.ceil(self._after_write(ratio, items) - rule.max_diff)
+        return (
+            f"{counted}, so {formula}; a write of {items} needs a diff of at most {rule.max_diff:g} - {items} * {ratio:g}: "
+            f"{lacking} more items must be sampled"
+        )
+
+
+def refuse_endless(rule: rate_limits.RateLimiter, inserts: int, samples: int) -> None:
+    """ValueError if writes and draws of so many items a call could wait for each other without end."""
+    ratio = rule.samples_per_insert
+    if ratio is None:
+        return
+    band = rule.max_diff - rule.min_diff
+    if inserts * ratio + samples > band:
+        raise ValueError(
+            f"the limiter leaves diff a band of {band:g} items, from {rule.min_diff:g} to {rule.max_diff:g}, and writes of "
+            f"{inserts} with draws of {samples} items a call need {inserts * ratio + samples:g} ({inserts} * "
+            f"{ratio:g} + {samples}), or they could wait for each other without end: use a larger error_buffer, or smaller "
+            "calls"
+        )
