@@ -32,7 +32,7 @@ def test_the_pythons_are_the_same_everywhere() -> None:
 
 
 def test_the_lowest_versions_are_those_of_the_page_and_of_the_matrix() -> None:
-    assert "jax==0.8.0" in matrix.lowest() and "jaxlib==0.8.0" in matrix.lowest()
+    assert "jax==0.8.2" in matrix.lowest() and "jaxlib==0.8.2" in matrix.lowest()
     for need in {*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["interop"]}:
         name, bound = need.split(">=")
         assert f"{name.replace('numpy', 'NumPy')} {bound}" in VERSIONS.replace("\n", " "), need
