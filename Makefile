@@ -14,7 +14,7 @@ retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; d
 
 EXAMPLES := rainbow r2d2 two_doors apex her behaviour_cloning offline tic_tac_toe grpo
 
-.PHONY: demo examples docs tutorials gallery test test-slow faults gpu-check style weigh lint bench bench-compare clean
+.PHONY: demo examples docs links tutorials gallery test test-slow matrix faults gpu-check style weigh lint bench bench-compare clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,9 @@ test: style  ## what CI runs; the collection beside mypy leaves compiled modules
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+matrix:  ## hours: the tests with each Python that is here, and with the lowest versions; writes the table of docs/know/versions.md
+	$(PYTHON) .ci/matrix.py $(ARGS)
 
 faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/know/reliability.md
 	$(BIN)/python -m tests.faults
@@ -65,10 +68,13 @@ $(DOCS_STAMP): $(STAMP)
 docs: $(DOCS_STAMP)  ## the site, into docs/_build/html, in less than three minutes; needs no network
 	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html -d docs/_build/doctrees docs docs/_build/html
 
+links: $(DOCS_STAMP)  ## minutes: follow the links of the site to other sites; needs the network. `make test` has those between pages
+	$(BIN)/python -m sphinx -q -j 2 -b linkcheck -d docs/_build/doctrees docs docs/_build/links
+
 tutorials: $(DOCS_STAMP)  ## minutes: execute the tutorials anew and store their outputs; ARGS="dqn" executes one
 	$(BIN)/python docs/tools/stored_outputs.py $(ARGS)
 
-gallery: $(DOCS_STAMP)  ## an hour: run the examples, and draw their curves; ARGS="dqn_torch" runs one
+gallery: $(DOCS_STAMP)  ## half an hour: run the examples, and draw their curves; ARGS="dqn_torch" runs one, ARGS=--draw only draws
 	$(BIN)/python docs/tools/gallery.py $(ARGS)
 
 weigh: $(STAMP)  ## what a reader must hold in mind: large classes, circles, imports upward, halves of classes, names with two meanings
@@ -87,4 +93,4 @@ bench-compare: $(STAMP)  ## what became slower: make bench-compare A=old.json B=
 	$(BIN)/python benchmarks/compare.py $(A) $(B) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu docs/_build docs/lookup/reference .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) $(VENV)-gpu .venv-matrix dist docs/_build docs/lookup/reference .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -156,6 +156,7 @@ TARGETS = (
     *_against("list", "text", {"extend, texts": 2.0, "extend, as tensordicts": 2.0}),
     Target("text", "bytes stored / bytes of the texts", (), 1.1),
     Target("first_batch", "seconds: import", (), 1.0),
+    Target("first_batch", "seconds: import after JAX", (), 0.25),
     Target("first_batch", "seconds: first batch of 256, nothing cached", (), 1.5),
     Target("first_batch", "seconds: first batch of 256, cached", (), 0.5),
     Target("first_batch", "seconds: another batch size, 200 after 256, nothing cached", (), 0.3),

@@ -204,6 +204,7 @@ def train(options: argparse.Namespace, seed: int, her_ratio: float) -> dict[str,
     told, learner = Collector(env, seed, options.steps), Learner(options, env.shape)
     rb, seen, updates = replay_buffer(options, seed, her_ratio), dict[str, int](), 0
     before = found(env, learner.net)
+    tried = [(0, before)]
     while told.steps < options.steps:
         epsilon = 1 + (options.epsilon - 1) * min(told.steps / options.explore, 1)
         rb.extend(told.episode(learner.net, epsilon))
@@ -214,8 +215,10 @@ def train(options: argparse.Namespace, seed: int, her_ratio: float) -> dict[str,
                     seen[name] = seen.get(name, 0) + number
             learner.update(batch)
             updates += 1
+        if told.steps >= tried[-1][0] + options.try_every:
+            tried.append((told.steps, found(env, learner.net)))
     spent = {"updates": updates, "written": rb.write_count, "seconds": time.perf_counter() - begin}
-    return {"before": before, "after": found(env, learner.net), **seen, **spent}
+    return {"before": before, "after": found(env, learner.net), "tried": tried, **seen, **spent}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -239,6 +242,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epsilon", type=float, default=0.2, help="share of random actions in the end")
     parser.add_argument("--explore", type=int, default=16_000, help="steps until epsilon is reached")
     parser.add_argument("--check-every", type=int, default=20, help="updates from one checked batch to the next")
+    parser.add_argument("--try-every", type=int, default=1_000, help="steps from one point of the curve to the next")
     parser.add_argument("--threads", type=int, default=1, help="of torch; the network is too small for more")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the numbers to FILE")
     parser.add_argument("--quick", action="store_true", help="one seed and few steps, to see that it runs")
@@ -268,7 +272,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     gain = worst - max(run["after"] for run in runs["without"])
     passed = None if options.quick else worst >= FINDS and gain >= GAINS
     mean = {name: statistics.fmean(run["after"] for run in each) for name, each in runs.items()}
-    result = {"passed": passed, "worst": worst, "gain": gain, "mean": mean, "runs": runs}
+    curve = {
+        f"{name} hindsight, seed {seed}": [list(column) for column in zip(*run["tried"], strict=True)]
+        for name, each in runs.items()
+        for seed, run in zip(options.seeds, each, strict=True)
+    }
+    result = {"passed": passed, "worst": worst, "gain": gain, "mean": mean, "curve": curve, "runs": runs}
     print(
         f"hindsight finds {worst:.0%} of the goals or more (mark {FINDS:.0%}), and {gain:+.0%} beside the best without "
         f"(mark {GAINS:+.0%}){'' if passed is None else '  PASS' if passed else '  FAIL'}"

@@ -201,8 +201,12 @@ def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
         rows, metadata = rb[:], rb.metadata
         env = environment(metadata)
         learner = Learner(rows, metadata["action_space"], options.updates)
-        for _ in range(options.updates):
-            learner.update(rb.sample().reshape(-1, SLICE))
+        tried: list[tuple[int, float]] = []
+        for done in range(options.updates + 1):
+            if env is not None and done % options.try_every == 0:
+                tried.append((done, play(env, functools.partial(learner.act, learner.policy), tests[:10])))
+            if done < options.updates:
+                learner.update(rb.sample().reshape(-1, SLICE))
     result = {"seed": seed, "random": metadata.get("ref_min_score")}
     result["data"] = float(rows["next", "reward"].sum()) / len(rows["episode"].unique())
     for name, actor in (("clone", learner.clone), ("learned", learner.policy)):
@@ -212,6 +216,7 @@ def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     return result | {
         "reached": way("learned") / way("expert") if known else None,
         "seconds": time.perf_counter() - begin,
+        "tried": tried,
     }
 
 
@@ -223,6 +228,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--episodes", type=int, default=100, help="recorded, of 200 steps each")
     parser.add_argument("--updates", type=int, default=3000, help="steps of the optimizer")
     parser.add_argument("--tests", type=int, default=40, help="episodes that a policy is judged by")
+    parser.add_argument("--try-every", type=int, default=250, help="updates from one point of the curve to the next")
     parser.add_argument("--quick", action="store_true", help="one seed and few updates, to see that it runs")
     options = parser.parse_args(argv)
     if options.quick:
@@ -232,13 +238,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for seed in options.seeds:
         runs.append(run(options, seed))
         if len(runs) == 1:
-            print("".join(f"{name:<10}" for name in runs[0]))
-        numbers = ["-" if number is None else f"{number:.4g}" for number in runs[-1].values()]
+            print("".join(f"{name:<10}" for name in runs[0] if name != "tried"))
+        shown = [number for name, number in runs[-1].items() if name != "tried"]
+        numbers = ["-" if number is None else f"{number:.4g}" for number in shown]
         print("".join(f"{number:<10}" for number in numbers), flush=True)
     passed = None if options.quick or options.dataset else min(each["reached"] for each in runs) >= REACHED
     if passed is not None:
         print(f"the mark is {REACHED:.0%} of the way from random torques to the expert  {'PASS' if passed else 'FAIL'}")
-    return {"passed": passed, "runs": runs}
+    curve = {f"seed {each['seed']}": [list(column) for column in zip(*each["tried"], strict=True)] for each in runs}
+    return {"passed": passed, "curve": curve, "runs": runs}
 
 
 if __name__ == "__main__":

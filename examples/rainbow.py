@@ -1,8 +1,7 @@
 """Rainbow-style DQN on a CartPole that shows positions only: 3-step returns, priorities, and frames that are stored once.
 
 Velocities are hidden, so an observation is a stack of the last four frames (position, angle). The replay buffer stores
-each frame once (`fbuf.Frames`), draws items by priority (`fbuf.Prioritized`), and makes n-step returns from the ring when
-it
+each frame once (`fbuf.Frames`), draws items by priority (`fbuf.Prioritized`), and makes n-step returns from the ring when it
 is read (`fbuf.n_step_of_slots`): Rainbow (arXiv:1710.02298) without noisy and distributional Q. The carts are
 gymnasium's, on the host; writing, drawing, learning and acting are one jitted program with a donated state, called once
 a step.

@@ -6,6 +6,7 @@ each pair of board and move, so a board that is reached in several ways has one 
 """
 
 import argparse
+import copy
 import json
 import math
 import pathlib
@@ -23,6 +24,7 @@ from interop import MCTSForest, Tree
 
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
 PAIRS = 16_167  # of a board that can be met and a move
+POINTS = 9  # of the curve, at each of which a copy of the search plays games with one simulation a move
 Board = tuple[int, ...]  # of nine cells: 1 for crosses, -1 for noughts, 0 where none is
 
 
@@ -159,10 +161,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Search, play the match, print the statistics. Returns the results; "passed" is None for a quick run."""
     options = parse(argv)
     torch.set_num_threads(1)
-    search, begin = Search(options.exploration, options.seed), time.perf_counter()
-    for _ in range(options.simulations):
-        search.simulate((0,) * 9)
-    seconds = time.perf_counter() - begin
+    search = Search(options.exploration, options.seed)
+    points = np.geomspace(100, options.simulations, POINTS).astype(int).tolist()
+    seconds, tried = 0.0, []
+    for until in points:
+        begin = time.perf_counter()
+        while search.simulations < until:
+            search.simulate((0,) * 9)
+        seconds += time.perf_counter() - begin
+        tried.append(match(copy.deepcopy(search), options.games, 1, np.random.default_rng(options.seed + 2)))
     results = match(search, options.games, options.thinking, np.random.default_rng(options.seed + 1))
     tree = search.forest.get_tree(observed((0,) * 9), max_depth=0, compact=False)
     print(tree.to_string(drawn))
@@ -170,6 +177,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         backend = "plotly" if options.plot.suffix == ".html" else "matplotlib"
         tree.plot(backend, make_labels=lambda vertex, path: drawn(vertex) if path else "start", path=str(options.plot))
     result = {**results, "simulations": search.simulations, "pairs": len(search.forest), "seconds": seconds}
+    result["curve"] = {
+        name: [points, [each[name] / options.games for each in tried]] for name in ("won", "drawn", "lost")
+    }
     result["passed"] = None if options.quick else results["lost"] == 0
     print(
         f"{search.simulations:,} simulations, {len(search.forest):,} pairs, {seconds:.0f} s before the match: "

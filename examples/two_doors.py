@@ -43,12 +43,16 @@ class Returns:
     def __init__(self) -> None:
         self.all: list[float] = []
         self.best = 0.0  # average over EPISODES consecutive ones
+        self.steps: list[float] = []  # of all episodes so far, at each point of the curve
+        self.averages: list[float] = []
 
     def add(self, lengths: Sequence[float]) -> None:
         for length in lengths:
             self.all.append(float(length))
             if len(self.all) >= EPISODES:
-                self.best = max(self.best, statistics.fmean(self.all[-EPISODES:]))
+                self.steps.append(sum(self.all))
+                self.averages.append(statistics.fmean(self.all[-EPISODES:]))
+                self.best = max(self.best, self.averages[-1])
 
 
 # ---------------------------------------------------------------------- CartPole-v1 in JAX
@@ -218,8 +222,8 @@ def torch_writes(options: argparse.Namespace) -> Returns:
     return returns
 
 
-def main(argv: Sequence[str] | None = None) -> bool:
-    """Run both and print a line about each. Returns whether both have learned."""
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run both and print a line about each. Returns the curves, and whether both have learned."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150_000, help="of the environments, at most")
@@ -236,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> bool:
     options.steps = 400 if options.smoke else options.steps
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    learned = []
+    learned, curve = [], {}
     for name, run in (("JAX acts, torch learns", jax_acts), ("torch writes, JAX learns", torch_writes)):
         begin = time.perf_counter()
         returns = run(options)
@@ -244,9 +248,10 @@ def main(argv: Sequence[str] | None = None) -> bool:
         print(
             f"{name:<26}best average {returns.best:6.1f}, {len(returns.all):5} episodes, {steps:7,} steps, {seconds:.0f} s"
         )
+        curve[name] = [returns.steps, returns.averages]
         learned.append(returns.best >= options.threshold)
-    return options.smoke or all(learned)
+    return {"passed": options.smoke or all(learned), "curve": curve}
 
 
 if __name__ == "__main__":
-    sys.exit(0 if main() else 1)
+    sys.exit(0 if main()["passed"] else 1)

@@ -65,17 +65,76 @@ def test_an_undocumented_method_is_found() -> None:
         public_names.ROOT, public_names.PACKAGES = root, here
 
 
+LINK = re.compile(r"\]\(<?([^)#:\s>]*)(?:#([^)\s>]+))?>?(?: \"[^\"]*\")?\)")
+BESIDE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "benchmarks/README.md",
+)  # pages of the repository
+
+
+def headings_of(text: str) -> set[str]:
+    return {reference.slug(title) for _, title in uses.HEADING.findall(uses.FENCE.sub("", text))}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The links of a page to files and headings that do not exist. `make links` follows those to other sites."""
+    generated = {gallery.PAGE: gallery.page, reference.FOLDER / "index.md": lambda: reference.texts()["index.md"]}
+    found = []
+    for path, anchor in LINK.findall(uses.FENCE.sub("", text)):
+        target = (page.parent / path if path else page).resolve()
+        leaves_site = page.is_relative_to(DOCS) and target.suffix == ".md" and not target.is_relative_to(DOCS)
+        if leaves_site or (not target.exists() and target not in generated):
+            found.append(f"{page.name}: {path}")
+        elif anchor and target.suffix == ".md":
+            shown = (
+                text if target == page.resolve() else generated[target]() if target in generated else target.read_text()
+            )
+            found += [f"{page.name}: {path}#{anchor}"] if anchor not in headings_of(shown) else []
+    return found
+
+
 def test_links_between_pages_resolve() -> None:
-    """Of written pages, to files and to headings; `make docs` checks those of the reference."""
-    for page in [*uses.pages(), DOCS / "index.md"]:
-        text = uses.FENCE.sub("", page.read_text())
-        for path, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)", text):
-            target = (page.parent / path if path else page).resolve()
-            generated = (gallery.PAGE, *(reference.FOLDER / "index.md",))
-            assert target.exists() or target in generated, f"{page.name}: {path}"
-            if anchor and target.suffix == ".md":
-                headings = uses.HEADING.findall(uses.FENCE.sub("", target.read_text()))
-                assert anchor in {reference.slug(title) for _, title in headings}, f"{page.name}: {path}#{anchor}"
+    """Of written pages and of the gallery; `make docs` checks those of the reference."""
+    pages = [*uses.pages(), DOCS / "index.md", *(DOCS.parent / name for name in BESIDE)]
+    texts = {page: page.read_text() for page in pages} | {gallery.PAGE: gallery.page()}
+    assert [link for page, text in texts.items() for link in broken(page, text)] == []
+
+
+@pytest.mark.parametrize(
+    "link", ["nowhere.md", "../README.md", "#no-heading", "do/install.md#no-heading", "learn/gallery.md#no.py"]
+)
+def test_a_broken_link_is_found(link: str) -> None:
+    page = DOCS / "index.md"
+    assert broken(page, f"# Title\n\n[fine](#title), [here]({link})\n") == [f"index.md: {link}"]
+
+
+def test_the_gallery_shows_what_each_example_learns() -> None:
+    """Its curves and time, in the words of the plot; a run stores them and draws."""
+    shown = [program.stem for program in gallery.programs()]
+    assert sorted(shown) == sorted(gallery.AXES)
+    page = gallery.page()
+    for program in gallery.programs():
+        measured = gallery.measured_of(program)
+        assert measured is not None, f"run `make gallery ARGS={program.stem}`"
+        assert measured["seconds"] > 0 and measured["waited"] > 0
+        assert all(len(x) == len(y) > 1 for x, y in measured["curves"].values()) and measured["curves"]
+        assert f"](curves/{program.stem}.svg)" in page and f"python examples/{program.name}" in page
+
+
+def test_the_images_of_the_gallery_follow_from_the_stored_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    program = gallery.programs()[-1]
+    monkeypatch.setattr(gallery, "CURVES", tmp_path)
+    drawn = []
+    for y in ([1.0, 2.0], [1.0, 2.0], [2.0, 1.0]):
+        gallery.draw(program, {"seed 0": ([0.0, 1.0], y)})
+        drawn.append((tmp_path / f"{program.stem}.svg").read_bytes())
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize(

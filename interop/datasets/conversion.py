@@ -75,12 +75,17 @@ def write(
                     continue
                 waiting += [piece] if len(piece) else []
                 rows += len(piece)
-                size += piece.bytes()
+                size += _bytes(piece)
                 if rows >= _ROWS or size >= _BYTES:
                     append()
                 advance(len(piece))
         finally:
             append()
+
+
+def _bytes(rows: TensorDictBase) -> int:
+    """The bytes of the tensors of rows. Those of `rows.bytes()` live on in a cycle until the garbage is collected."""
+    return sum(leaf.numel() * leaf.element_size() for _, leaf in entries(rows) if isinstance(leaf, Tensor))
 
 
 def _read(source: Source, parts: list[Part], workers: int) -> Generator[TensorDictBase, None, None]:

@@ -16,7 +16,9 @@ def test_draws_without_a_batch_size_have_that_of_the_buffer() -> None:
     assert buffer.sample(state, KEY, 3)[1].shape == (3,)
     mixture = Mixture((buffer, buffer), batch_size=6)
     assert mixture.sample((state, state), KEY)[1].shape == (6,)
-    on_mesh = Sharded(buffer).over(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]))
+    on_mesh = Sharded(buffer).over(
+        jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Explicit,), devices=jax.devices()[:1])
+    )
     state, slots = on_mesh.extend(on_mesh.init(jnp.zeros(())), jnp.arange(6.0), jnp.arange(6) % 2 == 0)
     assert slots.tolist() == [0, -1, 1, -1, 2, -1]
     assert on_mesh.size(state) == 3

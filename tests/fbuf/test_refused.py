@@ -112,14 +112,14 @@ def donated_table(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def donated_on_mesh(method: Callable[..., Any], *arguments: Any) -> Any:
-    on_mesh = Sharded(Buffer(3)).over(jax.make_mesh((1,), ("data",)))
+    on_mesh = Sharded(Buffer(3)).over(jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Explicit,)))
     state = on_mesh.init({"reward": np.float32(0)})
     jax.tree.map(lambda leaf: leaf.delete(), state)  # as a jitted call that donates does
     return method(on_mesh, state, *arguments)
 
 
 def on_mesh_of_torch() -> Any:
-    on_mesh = Sharded(Buffer(3)).over(jax.make_mesh((1,), ("data",)))
+    on_mesh = Sharded(Buffer(3)).over(jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Explicit,)))
     return on_mesh.extend(on_mesh.init({"reward": np.float32(0)}), {"reward": torch.zeros(2)})
 
 

@@ -218,7 +218,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     ),
     (lambda: fbuf.resize(SHARDED, HALVES, 5), ValueError, "capacity=5 is not a multiple of the 2 devices"),
     (
-        lambda: fbuf.resize(SHARDED.over(jax.make_mesh((1,), ("data",))), HALVES, 4),
+        lambda: fbuf.resize(SHARDED.over(jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Explicit,))), HALVES, 4),
         TypeError,
         "got OnMesh: pass on_mesh.sharded",
     ),  # type: ignore

@@ -1,6 +1,5 @@
 """Steps of environments whose observations are stacks of frames; a storage of frames beside one that keeps them whole."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,23 @@ class Environment:
     """Each frame is a number that no other frame has."""
 
     def __init__(self, stack: int = 4, zeros: bool = False, dim: int = -3, first: int = 1, entries: int = 1) -> None:
-        self.stack, self.zeros, self.dim, self.numbers, self.id = stack, zeros, dim, itertools.count(first), first
+        self.stack, self.zeros, self.dim, self.number, self.id = stack, zeros, dim, first, first
         self.entries = entries  # of a frame along the dim of the stack
         self.reset()
 
+    def _next_number(self) -> int:
+        self.number += 1  # no iterator: copies of streams are made, and of iterators they end with Python 3.14
+        return self.number - 1
+
     def _frame(self) -> Tensor:
-        return torch.full((2, 2, 2), next(self.numbers), dtype=torch.int16).narrow(self.dim, 0, self.entries)
+        return torch.full((2, 2, 2), self._next_number(), dtype=torch.int16).narrow(self.dim, 0, self.entries)
 
     def reset(self) -> None:
         first = self._frame()
         self.frames = [torch.zeros_like(first) if self.zeros else first] * (self.stack - 1) + [first]
 
     def step(self, kind: int = OPEN) -> TensorDict:
-        td = TensorDict({"pixels": torch.cat(self.frames, self.dim), "action": torch.tensor(next(self.numbers))})
+        td = TensorDict({"pixels": torch.cat(self.frames, self.dim), "action": torch.tensor(self._next_number())})
         td["traj"] = torch.tensor(self.id)
         self.frames = [*self.frames[1:], self._frame()]
         done, truncated = torch.tensor([kind in (TERMINATED, TRUNCATED)]), torch.tensor([kind == TRUNCATED])

@@ -59,7 +59,7 @@ def test_of_equal_places_the_last_wins(make, index):
     rows, wanted = make(), np.zeros((ROWS, *LANES), np.int64)
     shape = wanted[as_numpy(index)].shape
     values = 1 + torch.arange(int(np.prod(shape))).reshape(shape)
-    wanted[as_numpy(index)] = values
+    wanted[as_numpy(index)] = values.numpy()
     places = resolved(index, ROWS, ROWS, (ROWS, *LANES))
     rows.write_at(places, [values[..., None].expand(*shape, 2).float(), values])
     assert rows.tensors[1].tolist() == wanted.tolist()

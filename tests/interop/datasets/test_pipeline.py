@@ -1,12 +1,14 @@
 """What all datasets share: fetch, convert, commit, once; a dataset is there as a whole or not at all."""
 
 import errno
+import gc
 import json
 import os
 import pickle
 import resource
 import shutil
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from tensordict import TensorDict
 from fbuf import NotEnoughDiskError, free_memory
 from interop import RoundRobinWriter
 from interop.datasets import committed, conversion, errors, splitting
+from interop.datasets.source import Part
 from tests.interop.datasets import sources_toy
-from tests.interop.datasets.sources_toy import LENGTHS, ROWS, content, edit, same
+from tests.interop.datasets.sources_toy import LENGTHS, ROWS, ToySource, content, edit, same
 
 EPISODES = [length for lengths in LENGTHS for length in lengths]
 
@@ -92,6 +95,30 @@ def test_results_of_processes_come_in_order(in_a_fork):
     for how, message in ((5, "ValueError invalid literal"), (7, "DatasetError a worker process died. Of a lack of")):
         said = in_a_fork(FORKED, how=how, per=None)
         assert said.startswith(message) and f"\n{[*range(10)]}"[: 3 * 4] in said
+
+
+def test_rows_that_are_written_are_freed_without_a_garbage_collection(tmp_path):
+    read = []
+
+    class Watched(ToySource):
+        def parts(self, folder):
+            return [Part(256, folder, (part,)) for part in range(3)]
+
+        def read(self, part):
+            for _ in range(2):
+                rows = TensorDict({"x": torch.rand(128, 4), "next": {"y": torch.rand(128)}}, [128])
+                read.append(weakref.ref(rows["x"]))
+                yield rows
+                del rows
+
+    (tmp_path / "up").mkdir()
+    gc.collect()
+    gc.disable()
+    try:
+        conversion.convert(Watched("watched"), tmp_path / "up", tmp_path / "rows")
+        assert len(read) == 6 and [rows() for rows in read] == [None] * 6
+    finally:
+        gc.enable()
 
 
 def test_memory_is_bounded(in_a_fork, tmp_path):
