@@ -784,7 +784,7 @@ class ReplayBuffer(Sampled):
         if self.limiter is not None:
             index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
             items = request.size if self._unit is not None else len(index)
-            request.observed = [*request.observed, self.limiter.drawn(items)]
+            request.counted = self.limiter.drawn(items)
         revise = self._revision(info, request.key)
         order = Order.of(self, info["index"], info) if self._transform.count else None
         return partial(self._pair, data, info, collate_fn, revise, order)

@@ -27,6 +27,7 @@ class Request:
     key: np.ndarray
     drawn: tuple[Any, Any] | None = None  # what `Draws.reserve` has returned
     before: tuple[Undoable, dict[str, Any]] | None = None  # what the draw changes, and how that was
+    counted: Callable[[], object] | None = None  # counts the draw for the limiter of the buffer, with its lock held
     observed: Sequence[Callable[[], object]] = ()  # tell the observers of the buffer that the batch is returned
 
     def reserve(self) -> None:
@@ -50,6 +51,8 @@ class Request:
         """Count it as drawn. It may be called again after an interrupt."""
         if self.drawn is not None and (epoch := self.draws.of_requests) is not None:
             epoch.commit(self.key)
+        if self.counted is not None:
+            self.counted()
 
     def release(self) -> None:
         """Undo `reserve`, also one that was interrupted: its items remain to be drawn."""

@@ -82,7 +82,7 @@ class RequestedBatch:
         """Count it as drawn. It may be called again after an interrupt."""
         self.returned = True
         for request in self.requests:
-            if request.drawn is not None:
+            if request.drawn is not None or request.counted is not None:
                 request.commit()
 
     def tell_observers(self) -> None:
