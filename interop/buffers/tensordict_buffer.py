@@ -1,6 +1,5 @@
 """A replay buffer of tensordicts: rows come in as one, with their index and priorities as entries."""
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -8,23 +7,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase, is_tensorclass
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.buffers import collate
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
-from interop.data.by_item import column_of, rows_of, set_expanded
+from interop.data.by_item import column_of, rows_of
 from interop.data.keys import as_path, checked_key, entry_at, no_priorities
 from interop.data.masked_rows import Mask
 from interop.data.pytrees import swapped
-from interop.data.reductions import REDUCTIONS
+from interop.data.reductions import reduced
 from interop.data.tensordicts import entries_of
 from interop.sample_units import SampleUnit, of_anchors
 from interop.samplers import Sampler
 from interop.shared.storage_lock import locked
 from interop.storages import Storage
-from interop.storages.batches import BatchInfo, info_on
+from interop.storages.batches import BatchInfo
 from interop.transforms import Transform
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
@@ -218,28 +217,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
             else:
                 self._sampler.update_priority(index, values, storage=self._storage)
 
-    def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
-        self._sampler.item_values.checked(self._reduced(items[self.priority_key], len(items)))
-        return partial(self.update_tensordict_priority, items)
-
     def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:
         """One priority for each row. A list has the values of each row."""
-        if isinstance(priority, list):
-            if len(priority) != rows:
-                raise RuntimeError(f"there are priorities of {len(priority)} items for {rows} items")
-            return torch.cat([self._reduced(_numbers(value).reshape(1, -1), 1) for value in priority])
-        _numbers(priority)
-        if priority.shape == (rows,):
-            return priority
-        if priority.numel() == 0 or priority.numel() % rows:
-            raise RuntimeError(f"there are {priority.numel()} of shape {list(priority.shape)} for {rows} items")
-        values = priority.reshape(rows, -1)
-        if values.shape[-1] == 1:
-            return values[:, 0]
-        reduction = getattr(self._sampler, "reduction", "max")
-        if reduction not in REDUCTIONS:
-            raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(REDUCTIONS)}")
-        return REDUCTIONS[reduction](values)
+        return reduced(priority, rows, getattr(self._sampler, "reduction", "max"))
 
 
 def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
@@ -264,72 +244,3 @@ def _entry(data: Any, key: NestedKey) -> Any:
         if entry is None or type(entry) is Tensor:
             return entry
     return entry_at(data, key) if isinstance(data, TensorDictBase) else None
-
-
-def _numbers(priority: Any) -> Tensor:
-    if not isinstance(priority, Tensor) or priority.dtype == torch.bool or priority.is_complex():
-        came = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
-        raise TypeError(f"priorities must be real numbers, got {came}")
-    return priority
-
-
-def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
-    """Set the info of a sample as entries of its tensordict, in place; with `apart` as copies.
-
-    If items have dims of their own, or a transform added batch dims, the info is expanded. The items of a lazy stack may
-    have unlike dims: each gets its own row of the info. In tensorclasses only fields are set. RuntimeError for data that is
-    no tensordict, and if a transform has removed rows.
-    """
-    fields = is_tensorclass(data)
-    if not isinstance(data, TensorDictBase) and not fields:
-        raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
-    entries = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
-    locked = data.is_locked
-    if locked:
-        data.unlock_()
-    if data.device is not None:
-        info = info_on(info, data.device)
-    for key, value in info.items():
-        if key not in entries:
-            continue
-        if isinstance(value, tuple):
-            value = torch.stack(value, -1)
-        try:
-            if isinstance(data, LazyStackedTensorDict) and _is_row_each(value, len(data.tensordicts)):
-                for item, row in zip(data.tensordicts, value.unbind(0), strict=True):
-                    _set(item, key, row, apart)
-            else:
-                _set(data, key, value, apart)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"Failed to set the metadata {key!r} in a sample of batch size {list(data.batch_size)}, got "
-                f"{list(getattr(value, 'shape', []))}: transforms and collate_fn must keep the rows of a sample; one that "
-                "takes rows away works on what sample() returns, or in a ReplayBuffer"
-            ) from error
-    if locked:
-        data.lock_()
-
-
-def _is_row_each(value: object, count: int) -> bool:
-    """Whether a value has a row for each of `count` items."""
-    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
-
-
-def _set(data: Any, key: NestedKey, value: Any, apart: bool) -> None:
-    if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size and isinstance(value, Tensor):
-        set_expanded(data, key, value if data.device is None else value.to(data.device))
-        return
-    if isinstance(value, Tensor):
-        value = _fitted(value, data.batch_size, data.device)
-        value = value.clone() if apart else value
-    data.set(key, value)
-
-
-def _fitted(value: Tensor, shape: torch.Size, device: torch.device | None) -> Tensor:
-    """An entry of the info, expanded to the batch size of a tensordict."""
-    value = value if device is None else value.to(device)
-    if len(shape) > 1 and value.ndim and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
-        value = value.reshape(*shape, *value.shape[1:])
-    if value.ndim < len(shape) and value.shape == shape[: value.ndim]:
-        value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape).clone()
-    return value

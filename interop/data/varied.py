@@ -15,7 +15,7 @@ from tensordict import NonTensorData, NonTensorStack
 from torch import Tensor
 
 from interop.data import bridge
-from interop.data.packed import PackedValues, encoded, joined
+from interop.data.packed import PackedValues, encoded, joined, longer
 from interop.data.tensordicts import non_tensors, unread_stack, values_of
 
 _AT_ONCE = 4096  # values that are encoded together: their bytes stay in the caches
@@ -56,6 +56,47 @@ class Varied(Leaf):
             )
         return Values(_rows(data, lead), tuple(data.shape[:lead]), self.dtype)
 
+    def extended(self, spans: Tensor, data: object, values: PackedValues, name: str) -> Tensor:
+        """The spans of stored values, [n, 2], each with that of data behind it. Stored values do not change.
+
+        Args:
+            spans: of the stored values, on the CPU.
+            data: of ragged rows a tensor [n, any length, ...], dense or jagged, or a sequence of n tensors; of others n
+                values.
+            values: where they are packed.
+            name: of the entry, for messages.
+
+        Raises, before anything is packed: TypeError for data of another kind, RuntimeError for another dtype, shape or
+        number of values.
+        """
+        count = spans.shape[0]
+        flat = spans.numpy()
+        rows: Sequence[Any]
+        if self.dtype is None:
+            if not isinstance(data, Sequence) and not _is_python(data):
+                raise TypeError(f"{name}: items hold text or other values here, got {type(data).__name__}")
+            rows = list(data) if isinstance(data, list | tuple) else _python_values(data)[0]
+        elif isinstance(data, list | tuple):
+            rows = [self._one_row(row, name) for row in data]
+        else:
+            taken = self.take(data, name)
+            if taken.ndim != 2:
+                raise RuntimeError(
+                    f"{name}: rows for {count} items are needed, got a tensor for one; nothing was written"
+                )
+            rows = taken.rows
+        if len(rows) != count:
+            raise RuntimeError(f"{name}: got {len(rows)} values for {count} items; nothing was written")
+        found = longer(flat, values, rows, name) if self.dtype is None else values.extended(flat, rows)
+        return torch.from_numpy(found)
+
+    def _one_row(self, row: object, name: str) -> memoryview:
+        taken = self.take(row, name)
+        if taken.ndim != 1:
+            raise RuntimeError(f"{name}: a row is a tensor [any length, ...], got one dim more; nothing was written")
+        [of_row] = taken.rows
+        return of_row
+
     def build(self, spans: Tensor, values: PackedValues, device: torch.device | None, plain: bool) -> Any:
         """The entry for spans [*batch, 2]: Python values as they are if `plain`, else as tensordicts hold them."""
         shape = tuple(spans.shape[:-1])
@@ -89,6 +130,11 @@ class Values:
         self.ndim = len(self.shape)
         self._values = values
         self._rows_of = rows_of
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """The bytes of ragged rows, or the Python values."""
+        return self._values
 
     def packed(self, into: PackedValues) -> Tensor:
         """Append the values to packed memory; returns their spans. TypeError for a value of another kind."""

@@ -16,6 +16,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from fbuf.memory_plan import Share
+from interop.data.fitting import fitting
 from interop.data.index import (
     as_int,
     as_tensor,
@@ -27,7 +28,7 @@ from interop.data.index import (
     spelled_out,
     whole_rows,
 )
-from interop.data.keys import entries_below
+from interop.data.keys import as_key, entries_below, nearest
 from interop.data.layout import KeyPath, Layout, LeafSpec, stack_items
 from interop.data.packed import PackedValues
 from interop.engine import plans
@@ -701,6 +702,56 @@ class Table:
             moved = torch.from_numpy(values.again(old.detach().cpu().numpy().reshape(-1, 2)))
             leaves[layout.places[path]] = moved.reshape(old.shape).to(old.device)
         self.write_at(places, leaves, None, self.row_count)
+
+    def appended(
+        self, places: tuple[Tensor, ...], more: Mapping[KeyPath, object], replace: Mapping[KeyPath, object]
+    ) -> Callable[[], None]:
+        """Check and pack values that are added to text and ragged rows. The function writes them, and may run twice.
+
+        Each row has its values from before or all of the new ones, also after a kill in the middle.
+
+        Args:
+            places: of different stored items, int64 [n] for each item dim, on the CPU.
+            more: by path, for each item what is put behind its value.
+            replace: by path the new values of other entries, [n, ...] as the rows have them; a number is for all.
+
+        Raises, before anything is written: KeyError for an entry that is not stored, TypeError for one that is no text or
+        ragged rows, and the errors of `Varied.extended`, of `fitting` and of writes.
+        """
+        self.own_rows()
+        layout = self.layout
+        assert layout is not None
+        if layout.values is not None:
+            self.refuse_edit(())  # before values are appended
+            if layout.values.due:
+                self._reclaim(layout.values)
+        if unknown := [as_key(path) for path in (*more, *replace) if path not in layout.places]:
+            names = ", ".join(spec.name for spec in layout.leaves)
+            raise KeyError(
+                f"{unknown} are not stored{nearest(unknown, layout.places)}; stored are {names}; nothing was written"
+            )
+        self.refuse_edit(replace)
+        for path in more:
+            if path not in layout.varied or len(layout.leaves[layout.places[path]].shape) != 1:
+                raise TypeError(
+                    f"{layout.leaves[layout.places[path]].name} has the same shape in all items, only text and ragged rows "
+                    "grow: pass it in replace=, or name it in the ragged= of the storage; nothing was written"
+                )
+        at = places if self.ndim > 1 else places[0]
+        leaves, _ = self.read(at)
+        for path, value in replace.items():
+            leaves[layout.places[path]] = fitting(leaves[layout.places[path]], value, path)
+        values = layout.values
+        assert values is not None or not more
+        for path, data in more.items():
+            place = layout.places[path]
+            grown = layout.varied[path].extended(leaves[place].detach().cpu(), data, values, layout.leaves[place].name)
+            leaves[place] = grown.to(leaves[place].device)
+
+        def write() -> None:
+            self.write_at(at, leaves, None, self.row_count)
+
+        return write
 
     # ------------------------------------------------------------------ reads
 

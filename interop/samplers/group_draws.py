@@ -38,6 +38,10 @@ class GroupDraws(SlotDraws):
         return () if self._staleness is None else self._staleness.draws.all_settings
 
     @property
+    def versions(self) -> dict[NestedKey, int]:
+        return {} if self._staleness is None else self._staleness.draws.versions
+
+    @property
     def undoable(self) -> Undoable | None:
         return self._groups
 

@@ -94,6 +94,10 @@ class OwnDraws(Draws):
     def settings(self) -> tuple[Any, ...]:
         return () if self._inherited is None else self._inherited.settings
 
+    @property
+    def versions(self) -> dict[NestedKey, int]:
+        return {} if self._inherited is None else self._inherited.versions
+
     def let_go(self) -> None:
         if self._inherited is not None:
             self._inherited.let_go()
