@@ -1,7 +1,6 @@
 """More values behind text and ragged rows of stored items, such as the next tokens of a rollout that was interrupted."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from interop.storages.all_or_nothing import all_or_nothing
 from interop.writers import Writer
 
 
-def append_to(storage: Storage, sampler: Sampler, writer: Writer, index: Any, more: Any, replace: Any) -> None:
+def append_to(storage: Storage, sampler: Sampler, writer: Writer, index: object, more: object, replace: object) -> None:
     """`ReplayBuffer.append_to`; the lock of the storage is held."""
     storage.guard.recover()
     writer.refuse_write("append_to")
@@ -37,18 +36,18 @@ def append_to(storage: Storage, sampler: Sampler, writer: Writer, index: Any, mo
         all_or_nothing(storage, (), write)
 
 
-def _entries(name: str, given: Any) -> dict[KeyPath, Any]:
+def _entries(name: str, given: object) -> dict[KeyPath, object]:
     if not isinstance(given, Mapping) and not is_tensor_collection(given):
         raise TypeError(f"{name} must be a dict or tensordict of values by key, got {type(given).__name__}")
     return dict(entries_below(given))
 
 
-def _as_batch(value: Any) -> Any:
+def _as_batch(value: object) -> object:
     """A value of one item as that of a batch of one."""
     return value[None] if isinstance(value, Tensor | np.ndarray) else value
 
 
-def places_of(index: Any, storage: Storage) -> tuple[tuple[Tensor, ...], bool]:
+def places_of(index: object, storage: Storage) -> tuple[tuple[Tensor, ...], bool]:
     """The items at an index, int64 [n] for each item dim, and whether it names one item without a dim of its own.
 
     IndexError out of range, TypeError for what is no index, ValueError for an item that is named twice.
@@ -58,7 +57,7 @@ def places_of(index: Any, storage: Storage) -> tuple[tuple[Tensor, ...], bool]:
     ndim = storage.ndim
     stored = (storage.contents.filled_rows, *(storage.shape or torch.Size([0] * ndim))[1:])
     if ndim == 1:
-        parts = [index]
+        parts: list[object] = [index]
     elif isinstance(index, tuple):
         parts = list(index)
     else:
@@ -79,7 +78,7 @@ def places_of(index: Any, storage: Storage) -> tuple[tuple[Tensor, ...], bool]:
     return places, is_single
 
 
-def _numbers(index: Any, length: int) -> Tensor:
+def _numbers(index: object, length: int) -> Tensor:
     """The rows of an index over `length` rows, int64 [n], which may be negative."""
     single = as_int(index)
     if single is not None:

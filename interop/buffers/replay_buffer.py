@@ -982,7 +982,7 @@ class ReplayBuffer(Sampled):
                 self._storage, self._writer, index, generation, patch, version_key, version, require_newer
             )
 
-    def append_to(self, index: Any, more: Any, *, replace: Any = None) -> None:
+    def append_to(self, index: object, more: object, *, replace: object = None) -> None:
         """Put more values behind entries of stored items, such as the next tokens of a rollout. All of it, or none.
 
         Entries that grow are text and ragged rows of tensor storages, and in lists tensors along their first dim, text,

@@ -1,5 +1,6 @@
 """A replay buffer of tensordicts: rows come in as one, with their index and priorities as entries."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -7,23 +8,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from interop.buffers import collate
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
-from interop.data.by_item import column_of, rows_of
+from interop.data.by_item import column_of, rows_of, set_expanded
 from interop.data.keys import as_path, checked_key, entry_at, no_priorities
 from interop.data.masked_rows import Mask
 from interop.data.pytrees import swapped
-from interop.data.reductions import reduced
+from interop.data.reductions import real_numbers, reduced
 from interop.data.tensordicts import entries_of
 from interop.sample_units import SampleUnit, of_anchors
 from interop.samplers import Sampler
 from interop.shared.storage_lock import locked
 from interop.storages import Storage
-from interop.storages.batches import BatchInfo
+from interop.storages.batches import BatchInfo, info_on
 from interop.transforms import Transform
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
@@ -140,7 +141,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         dims = stored.shape[: self._storage.ndim - (not many)]
         try:
-            values = _numbers(priority)
+            values = real_numbers(priority)
             if many and values.numel() != dims.numel():
                 raise RuntimeError(f"there are {values.numel()} of shape {list(values.shape)} for {dims.numel()} items")
             if many:  # in the order in which items are stored
@@ -244,3 +245,65 @@ def _entry(data: Any, key: NestedKey) -> Any:
         if entry is None or type(entry) is Tensor:
             return entry
     return entry_at(data, key) if isinstance(data, TensorDictBase) else None
+
+
+def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
+    """Set the info of a sample as entries of its tensordict, in place; with `apart` as copies.
+
+    If items have dims of their own, or a transform added batch dims, the info is expanded. The items of a lazy stack may
+    have unlike dims: each gets its own row of the info. In tensorclasses only fields are set. RuntimeError for data that is
+    no tensordict, and if a transform has removed rows.
+    """
+    fields = is_tensorclass(data)
+    if not isinstance(data, TensorDictBase) and not fields:
+        raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
+    entries = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
+    locked = data.is_locked
+    if locked:
+        data.unlock_()
+    if data.device is not None:
+        info = info_on(info, data.device)
+    for key, value in info.items():
+        if key not in entries:
+            continue
+        if isinstance(value, tuple):
+            value = torch.stack(value, -1)
+        try:
+            if isinstance(data, LazyStackedTensorDict) and _is_row_each(value, len(data.tensordicts)):
+                for item, row in zip(data.tensordicts, value.unbind(0), strict=True):
+                    _set(item, key, row, apart)
+            else:
+                _set(data, key, value, apart)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Failed to set the metadata {key!r} in a sample of batch size {list(data.batch_size)}, got "
+                f"{list(getattr(value, 'shape', []))}: transforms and collate_fn must keep the rows of a sample; one that "
+                "takes rows away works on what sample() returns, or in a ReplayBuffer"
+            ) from error
+    if locked:
+        data.lock_()
+
+
+def _is_row_each(value: object, count: int) -> bool:
+    """Whether a value has a row for each of `count` items."""
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
+
+
+def _set(data: Any, key: NestedKey, value: Any, apart: bool) -> None:
+    if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size and isinstance(value, Tensor):
+        set_expanded(data, key, value if data.device is None else value.to(data.device))
+        return
+    if isinstance(value, Tensor):
+        value = _fitted(value, data.batch_size, data.device)
+        value = value.clone() if apart else value
+    data.set(key, value)
+
+
+def _fitted(value: Tensor, shape: torch.Size, device: torch.device | None) -> Tensor:
+    """An entry of the info, expanded to the batch size of a tensordict."""
+    value = value if device is None else value.to(device)
+    if len(shape) > 1 and value.ndim and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
+        value = value.reshape(*shape, *value.shape[1:])
+    if value.ndim < len(shape) and value.shape == shape[: value.ndim]:
+        value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape).clone()
+    return value

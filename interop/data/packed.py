@@ -109,7 +109,7 @@ class PackedValues:
                 os.close(handle)
 
     def append_whole(self, data: np.ndarray, expected: int = 0, room: int = 0) -> int:
-        """Append bytes, uint8 [n], that stay together in one segment; returns their address. `room` bytes behind stay free."""
+        """Append bytes, uint8 [n], that stay together in one segment; returns their address. `room` bytes stay free."""
         self._follow_fork()
         held, size = self._segments.get(self._current), data.size
         gone = self.folder is not None and not os.access(_name(self._current), os.F_OK, dir_fd=self._handle)

@@ -1,7 +1,5 @@
 """One number of several."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -22,8 +20,8 @@ def reduced(priority: Tensor | list[Tensor], rows: int, reduction: str) -> Tenso
     if isinstance(priority, list):
         if len(priority) != rows:
             raise RuntimeError(f"there are priorities of {len(priority)} items for {rows} items")
-        return torch.cat([reduced(_numbers(value).reshape(1, -1), 1, reduction) for value in priority])
-    _numbers(priority)
+        return torch.cat([reduced(real_numbers(value).reshape(1, -1), 1, reduction) for value in priority])
+    real_numbers(priority)
     if priority.shape == (rows,):
         return priority
     if priority.numel() == 0 or priority.numel() % rows:
@@ -36,7 +34,8 @@ def reduced(priority: Tensor | list[Tensor], rows: int, reduction: str) -> Tenso
     return REDUCTIONS[reduction](values)
 
 
-def _numbers(priority: Any) -> Tensor:
+def real_numbers(priority: object) -> Tensor:
+    """The priorities as they came. TypeError for what are no real numbers."""
     if not isinstance(priority, Tensor) or priority.dtype == torch.bool or priority.is_complex():
         came = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
         raise TypeError(f"priorities must be real numbers, got {came}")

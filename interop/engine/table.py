@@ -742,8 +742,8 @@ class Table:
         for path, value in replace.items():
             leaves[layout.places[path]] = fitting(leaves[layout.places[path]], value, path)
         values = layout.values
-        assert values is not None or not more
         for path, data in more.items():
+            assert values is not None  # an entry that grows is in it
             place = layout.places[path]
             grown = layout.varied[path].extended(leaves[place].detach().cpu(), data, values, layout.leaves[place].name)
             leaves[place] = grown.to(leaves[place].device)

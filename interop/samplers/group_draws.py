@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import NestedKey
 
 from fbuf.samplers import Chances, Reason
 from interop.data import randomness

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from tensordict import NestedKey
 
 from fbuf.memory_plan import Share
 from fbuf.samplers import Chances

@@ -14,8 +14,8 @@ from interop.data.layout import KeyPath
 
 
 def with_more(
-    items: Sequence[Any], slots: Sequence[int], more: Mapping[KeyPath, object], replace: Mapping[KeyPath, object]
-) -> list[Any]:
+    items: Sequence[object], slots: Sequence[int], more: Mapping[KeyPath, object], replace: Mapping[KeyPath, object]
+) -> list[object]:
     """Copies of items, each with more behind some entries and with other values of others. The items do not change.
 
     Entries that grow are tensors and arrays, along their first dim, and text, bytes and lists. Entries that stay are
@@ -42,49 +42,50 @@ def with_more(
     return made
 
 
-def _by_item(data: Any, count: int, path: KeyPath, alike: bool = False) -> Sequence[Any]:
+def _by_item(data: object, count: int, path: KeyPath, alike: bool = False) -> Sequence[object]:
     """The values of each of `count` items."""
     if isinstance(data, Tensor | np.ndarray) and data.ndim:
-        parts: Sequence[Any] = data.unbind() if isinstance(data, Tensor) else list(data)
+        parts: Sequence[object] = data.unbind() if isinstance(data, Tensor) else list(data)
     elif isinstance(data, list | tuple):
         parts = data
     elif alike:
         parts = [data] * count
     else:
         raise TypeError(
-            f"{shown_path(path)}: a value for each of {count} items is needed, got {type(data).__name__}; nothing was written"
+            f"{shown_path(path)}: {count} values are needed, one an item, got {type(data).__name__}; nothing was written"
         )
     if len(parts) != count:
         raise RuntimeError(f"{shown_path(path)}: got {len(parts)} values for {count} items; nothing was written")
     return parts
 
 
-def _changed(entry: Any, left: KeyPath, slot: int, path: KeyPath, value: Any, grows: bool) -> Any:
+def _changed(entry: object, left: KeyPath, slot: int, path: KeyPath, value: object, grows: bool) -> object:
     """The entry, which is an item or a part of one, with another value at the rest of a path."""
     if not left:
         return _longer(entry, value, path) if grows else _other(entry, value, path)
-    is_td = is_tensor_collection(entry)
-    if not is_td and not isinstance(entry, dict):
+    if not isinstance(entry, dict) and not is_tensor_collection(entry):
         raise TypeError(
             f"{shown_path(path)}: only entries of tensordicts and dicts grow, the item in slot {slot} is or has a "
             f"{type(entry).__name__}; nothing was written"
         )
-    if left[0] not in (entry.keys() if is_td else entry):
+    entries: Any = entry
+    [name, *below] = left
+    if name not in entries.keys():  # noqa: SIM118  # of a tensordict
         raise KeyError(f"{shown_path(path)} is not stored in slot {slot}; nothing was written")
-    held = entry.get(left[0]) if is_td else entry[left[0]]
-    if not isinstance(held, NonTensorData):
-        held = _changed(held, left[1:], slot, path, value, grows)
+    held = entries.get(name)
+    if isinstance(held, NonTensorData):
+        changed: object = NonTensorData(_changed(held.data, tuple(below), slot, path, value, grows), held.batch_size)
     else:
-        held = NonTensorData(_changed(held.data, left[1:], slot, path, value, grows), held.batch_size)
-    twin = entry.copy() if is_td else copy.copy(entry)
-    if is_td:
-        twin.unlock_().set(left[0], held)
+        changed = _changed(held, tuple(below), slot, path, value, grows)
+    twin = copy.copy(entries) if isinstance(entry, dict) else entries.copy().unlock_()
+    if isinstance(entry, dict):
+        twin[name] = changed
     else:
-        twin[left[0]] = held
+        twin.set(name, changed)
     return twin
 
 
-def _longer(held: Any, more: Any, path: KeyPath) -> Any:
+def _longer(held: object, more: object, path: KeyPath) -> object:
     """A stored value with more behind it."""
     if isinstance(held, Tensor | np.ndarray):
         before = torch.as_tensor(held)
@@ -102,10 +103,10 @@ def _longer(held: Any, more: Any, path: KeyPath) -> Any:
             f"{shown_path(path)}: a {type(held).__name__} is stored, to which a {type(more).__name__} cannot be added: "
             "tensors, arrays, text, bytes and lists grow by more of the same; nothing was written"
         )
-    return held + more
+    return held + more  # type: ignore[operator]  # both are of one of these types
 
 
-def _other(held: Any, value: Any, path: KeyPath) -> Any:
+def _other(held: object, value: object, path: KeyPath) -> object:
     """A value in the place of a stored one: of the same shape and dtype, or of the same type."""
     if isinstance(held, Tensor):
         return fitting(held, value, path).clone()
