@@ -47,6 +47,7 @@ SCRIPTS = (
     "maps",
     "specs",
     "text",
+    "growing",
     "language",
     "first_batch",
     "scaling",
