@@ -76,6 +76,24 @@ class PackedValues:
                 found[at, 1] += len(more) << _KIND
         return found
 
+    def has_room(self, span: np.ndarray, size: int) -> bool:
+        """Whether `extended` puts so many bytes behind the value of a span, int64 [2], without a copy of it."""
+        self._follow_fork()
+        return self._room.get(int(span[0] + (span[1] >> _KIND)), 0) >= size
+
+    def append_with_room(self, data: np.ndarray, room: int) -> int:
+        """`append_whole`, where `extended` then has room for so many bytes."""
+        address = self.append_whole(data, room=room)
+        self._room[address + data.size] = room
+        return address
+
+    def are_there(self, spans: np.ndarray) -> bool:
+        """Whether the segments of spans, int64 [n, 2], exist, also for other processes."""
+        numbers = set((spans[:, 0] >> _OFFSET).tolist())
+        if self.folder is None:
+            return numbers <= self._segments.keys()
+        return all(os.access(_name(number), os.F_OK, dir_fd=self._directory()) for number in numbers)
+
     def _extended(self, address: int, size: int, span: np.ndarray, more: bytes | memoryview) -> int:
         """The address of the value of a span, with more bytes behind it."""
         self._follow_fork()
@@ -85,9 +103,7 @@ class PackedValues:
         if room < len(more):
             [value] = self.read(span)
             whole = np.frombuffer(b"".join((value, more)), np.uint8)
-            address = self.append_whole(whole, room=whole.size // 2)
-            self._room[address + whole.size] = whole.size // 2
-            return address
+            return self.append_with_room(whole, whole.size // 2)
         begin, end = start + size, start + size + len(more)
         self._reserve(number, begin, len(more))
         self._segments[number][begin:end] = np.frombuffer(more, np.uint8)

@@ -7,6 +7,7 @@ saved first. Reads return leaves; the caller builds items of them.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from interop.data.index import (
 from interop.data.keys import as_key, entries_below, nearest
 from interop.data.layout import KeyPath, Layout, LeafSpec, stack_items
 from interop.data.packed import PackedValues
+from interop.data.shared_prefixes import moved, pieces_of, used_spans
 from interop.engine import plans
 from interop.engine.followers import Followers
 from interop.engine.guard import Guard
@@ -83,6 +85,7 @@ class Table:
         is_local: whether the counters belong to one process.
         fill: by path, the values of stored rows under keys that come with a later batch.
         ragged: entries whose rows may have any length.
+        shared_prefixes: those of them whose rows are stored once as far as they begin alike.
 
     Attributes:
         layout: of the items in memory; None without memory.
@@ -105,6 +108,7 @@ class Table:
         is_local: bool = False,
         fill: Mapping[KeyPath, Tensor] | None = None,
         ragged: Collection[KeyPath] = (),
+        shared_prefixes: Collection[KeyPath] = (),
     ) -> None:
         self.place = place
         self.max_items = max_items
@@ -120,7 +124,8 @@ class Table:
         self.lanes: tuple[int, ...] = ()
         self.per_row = 1
         self.keeps_layout = False
-        self._ragged = frozenset(ragged)
+        self._ragged = frozenset((*ragged, *shared_prefixes))
+        self._shared_prefixes = frozenset(shared_prefixes)
         self._epoch = 0
         guard.guards(self)
 
@@ -209,7 +214,11 @@ class Table:
 
     def _layout_of(self, data: object, dims: int) -> Layout:
         """The layout of items like those of data, which has so many leading dims."""
-        return Layout.of(data, dims, self._ragged)
+        return self.sharing(Layout.of(data, dims, self._ragged))
+
+    def sharing(self, layout: Layout) -> Layout:
+        """The layout, where ragged rows share prefixes as in this table."""
+        return layout.sharing(self._shared_prefixes) if layout.varied else layout
 
     def _needs_memory(self, data: object, dims: int) -> bool:
         """Whether writing data with `dims` leading dims needs new memory."""
@@ -229,6 +238,9 @@ class Table:
         """Use these rows from now on."""
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
+            self._shared_prefixes |= {
+                path for path, entry in layout.varied.items() if entry.shares
+            }  # of a reopened folder
         self.layout, self.rows = layout, rows
         self.guard.device_writes = rows.writes
         self.lanes, self.per_row = rows.lanes, math.prod(rows.lanes)
@@ -261,13 +273,17 @@ class Table:
         if self.rows is not None and self.layout is not None:
             shares = self.place.plan(self.layout, self.lead, self.place.known_device(), is_allocated=True)
             values = self.layout.values
-            return shares if values is None else [*shares, _share_of_values(values.folder, values.bytes)]
+            return shares if values is None else [*shares, self._share_of_values(values.folder, values.bytes)]
         layout = self._layout_of(data, self.ndim)
         leaves = some(layout.flatten(data, self.ndim))
         lanes = self.lanes_of(data, batch=True)
         device = _device_of(layout, leaves) if self.place.device == "auto" else self.place.known_device()
         shares = self.place.plan(layout, (self.rows_for(lanes), *lanes), device)
-        return [*shares, _share_of_values(self.place.values_folder(), None)] if layout.varied else shares
+        return [*shares, self._share_of_values(self.place.values_folder(), None)] if layout.varied else shares
+
+    def _share_of_values(self, folder: Path | None, size: int | None) -> Share:
+        what = "of text and ragged rows" + (", which share their beginnings" if self._shared_prefixes else "")
+        return Share("values", what, "cpu" if folder is None else str(folder), size)
 
     # ------------------------------------------------------------------ the record of unfinished writes
 
@@ -390,7 +406,7 @@ class Table:
 
     def _wider(self, layout: Layout, data: object, dims: int) -> Layout:
         """The layout with the further keys of data."""
-        wider = layout.wider(data, dims)
+        wider = self.sharing(layout.wider(data, dims))
         return wider.keeping(self.values_for(wider))
 
     def add_columns(self, data: TensorDictBase) -> None:
@@ -684,6 +700,16 @@ class Table:
         leaves = self.own_rows().at(self.ring.size, slice(None))
         return {path: spans.detach().cpu().numpy() for path, spans in self.layout.spans(leaves).items()}
 
+    def used_spans(self) -> list[np.ndarray]:
+        """All spans that stored rows use, int64 [n, 2] for each entry: with those of the pieces of ragged rows."""
+        layout = self.layout
+        assert layout is not None and layout.values is not None
+        found = []
+        for path, spans in self.spans().items():
+            flat = spans.reshape(-1, 2)
+            found.append(used_spans(layout.values, flat) if layout.varied[path].shares else flat)
+        return found
+
     def _reclaim(self, values: PackedValues) -> None:
         """Free segments of text and ragged rows that no row uses, and move the rows out of segments that few rows use."""
         layout = self.layout
@@ -691,16 +717,26 @@ class Table:
         stored = self.ring.size
         spans = self.spans()
         assert layout is not None
-        sparse = values.reclaim([of_entry.reshape(-1, 2) for of_entry in spans.values()])
+        sparse = values.reclaim(self.used_spans())
         if not sparse.size:
             return
-        within = [values.within(of_entry, sparse).reshape(stored, -1).any(1) for of_entry in spans.values()]
+        within = []
+        for path, of_entry in spans.items():
+            if layout.varied[path].shares:
+                pieces, counts = pieces_of(values, of_entry.reshape(-1, 2))
+                of_rows = np.repeat(np.arange(len(counts)), counts)
+                hit = values.within(of_entry.reshape(-1, 2), sparse)
+                hit[of_rows[values.within(pieces, sparse)]] = True
+                within.append(hit.reshape(stored, -1).any(1))
+            else:
+                within.append(values.within(of_entry, sparse).reshape(stored, -1).any(1))
         places = torch.from_numpy(np.flatnonzero(np.any(within, 0)))
         leaves = rows.at(stored, places.to(rows.device))
         for path in spans:
             old = leaves[layout.places[path]]
-            moved = torch.from_numpy(values.again(old.detach().cpu().numpy().reshape(-1, 2)))
-            leaves[layout.places[path]] = moved.reshape(old.shape).to(old.device)
+            again = partial(moved, values) if layout.varied[path].shares else values.again
+            new = torch.from_numpy(again(old.detach().cpu().numpy().reshape(-1, 2)))
+            leaves[layout.places[path]] = new.reshape(old.shape).to(old.device)
         self.write_at(places, leaves, None, self.row_count)
 
     def appended(
@@ -958,7 +994,3 @@ def _device_of(layout: Layout, leaves: Sequence[Tensor]) -> torch.device:
     """The device of the first tensor; spans are on the CPU."""
     tensors = (leaf for spec, leaf in zip(layout.leaves, leaves, strict=True) if spec.path not in layout.varied)
     return next(tensors, leaves[0]).device
-
-
-def _share_of_values(folder: Path | None, size: int | None) -> Share:
-    return Share("values", "of text and ragged rows", "cpu" if folder is None else str(folder), size)
