@@ -87,6 +87,10 @@ class PackedValues:
         self._room[address + data.size] = room
         return address
 
+    def byte_at(self, address: int) -> int:
+        """One stored byte. RuntimeError for one that is gone."""
+        return self._view(address >> _OFFSET)[address & ((1 << _OFFSET) - 1)]
+
     def are_there(self, spans: np.ndarray) -> bool:
         """Whether the segments of spans, int64 [n, 2], exist, also for other processes."""
         numbers = set((spans[:, 0] >> _OFFSET).tolist())

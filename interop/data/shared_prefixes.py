@@ -5,6 +5,7 @@ many rows use a piece: a segment is free when no piece of a stored row is in it.
 """
 
 import weakref
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ _KIND = 2  # bits of a length that tell the kind of value
 _PIECES = 1  # the kind of a span of a list of spans
 _SPAN = 16  # bytes of a span in a list
 _LEAST = 256  # bytes that two rows must have in common to share them; the first ones are looked up
+_Known = tuple[
+    np.ndarray, list[int], list[int]
+]  # the pieces of a row, and where each begins and how far the row then is
 _BEGINNINGS, _ROWS = 4096, 64  # how many beginnings are known, and how many of the last rows with each
 
 
@@ -27,7 +31,7 @@ class SharedPrefixes:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, deque[np.ndarray]] = OrderedDict()
+        self._known: OrderedDict[bytes, deque[_Known]] = OrderedDict()
 
     def append(self, values: PackedValues, rows: Sequence[memoryview]) -> np.ndarray:
         """Append rows; returns their spans, int64 [n, 2]. O(bytes), and for each row up to 64 comparisons."""
@@ -65,25 +69,36 @@ class SharedPrefixes:
     def _longest(self, values: PackedValues, data: np.ndarray) -> tuple[np.ndarray, int]:
         """The pieces of the longest known beginning of a row, and its bytes."""
         best, size = np.empty((0, 2), np.int64), 0
-        for pieces in reversed(self._known.get(data[:_LEAST].tobytes(), ()) if data.size >= _LEAST else ()):
-            if not values.are_there(pieces):
+        known = self._known.get(data[:_LEAST].tobytes(), ()) if data.size >= _LEAST else ()
+        for pieces, starts, ends in reversed(known):
+            if data.size <= size:
+                break
+            if ends[-1] <= size:
                 continue
-            common = _common(values.read(pieces), data, size)
+            piece = bisect_right(ends, size)
+            byte = starts[piece] + size - (ends[piece - 1] if piece else 0)
+            try:
+                if values.byte_at(byte) != data[size] or not values.are_there(pieces):
+                    continue
+            except RuntimeError:  # its segment was freed
+                continue
+            common = _common(values.read(pieces), data)
             if common > size:
                 best, size = pieces, common
         if size < _LEAST:
             return np.empty((0, 2), np.int64), 0
-        lengths = best[:, 1] >> _KIND
-        ends = lengths.cumsum()
-        count = int(np.searchsorted(ends, size)) + 1
+        reached = (best[:, 1] >> _KIND).cumsum()
+        count = int(np.searchsorted(reached, size)) + 1
         best = best[:count].copy()
-        best[-1, 1] -= (int(ends[count - 1]) - size) << _KIND
+        best[-1, 1] -= (int(reached[count - 1]) - size) << _KIND
         return best, size
 
     def _learn(self, beginning: bytes, pieces: np.ndarray) -> None:
         if len(beginning) < _LEAST:
             return
-        self._known.setdefault(beginning, deque(maxlen=_ROWS)).append(pieces)
+        self._known.setdefault(beginning, deque(maxlen=_ROWS)).append(
+            (pieces, pieces[:, 0].tolist(), (pieces[:, 1] >> _KIND).cumsum().tolist())
+        )
         self._known.move_to_end(beginning)
         while len(self._known) > _BEGINNINGS:
             self._known.popitem(last=False)
@@ -115,23 +130,16 @@ def _beginning(values: PackedValues, pieces: np.ndarray) -> bytes:
     return found
 
 
-def _common(pieces: Sequence[memoryview], data: np.ndarray, least: int) -> int:
-    """How many bytes pieces, one behind the other, and data have in common at the beginning; 0 for at most `least`."""
-    if sum(map(len, pieces)) <= least or data.size <= least:
-        return 0
-    start = 0
-    for piece in pieces:  # the byte that must agree to be longer than what is known
-        if start <= least < start + len(piece) and piece[least - start] != data[least]:
-            return 0
-        start += len(piece)
+def _common(pieces: Sequence[memoryview], data: np.ndarray) -> int:
+    """How many bytes pieces, one behind the other, and data have in common at the beginning."""
     start = 0
     for piece in pieces:
-        held, other = np.frombuffer(piece, np.uint8), data[start : start + len(piece)]
-        differ = held[: other.size] != other
-        if differ.any():
-            return start + int(differ.argmax())
+        other = data[start : start + len(piece)]
+        held = np.frombuffer(piece, np.uint8)[: other.size]
+        if not np.array_equal(held, other):
+            return start + int((held != other).argmax())
         start += other.size
-        if other.size < held.size:
+        if start == data.size:
             break
     return start
 
@@ -153,10 +161,7 @@ def pieces_of(values: PackedValues, spans: np.ndarray) -> tuple[np.ndarray, np.n
     counts[in_lists] = (spans[in_lists, 1] >> _KIND) // _SPAN
     pieces = np.empty((int(counts.sum()), 2), np.int64)
     of_lists = np.repeat(in_lists, counts)
-    different, back = np.unique(spans[in_lists], axis=0, return_inverse=True)
-    tables = values.read(different)
-    listed = b"".join([tables[at] for at in back.reshape(-1).tolist()])
-    pieces[of_lists] = np.frombuffer(listed, np.int64).reshape(-1, 2)
+    pieces[of_lists] = np.frombuffer(b"".join(values.read(spans[in_lists])), np.int64).reshape(-1, 2)
     pieces[~of_lists] = spans[~in_lists]
     return pieces, counts
 

@@ -238,9 +238,9 @@ class Table:
         """Use these rows from now on."""
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
-            self._shared_prefixes |= {
-                path for path, entry in layout.varied.items() if entry.shares
-            }  # of a reopened folder
+            shared = {path for path, entry in layout.varied.items() if entry.shares}  # also of a reopened folder
+            self._shared_prefixes |= shared
+            self._ragged |= shared
         self.layout, self.rows = layout, rows
         self.guard.device_writes = rows.writes
         self.lanes, self.per_row = rows.lanes, math.prod(rows.lanes)

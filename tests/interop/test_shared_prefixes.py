@@ -146,8 +146,21 @@ def otherwise(buffer: ReplayBuffer, kind: str, way: str, folder: Path) -> Replay
     return loaded
 
 
+def test_a_reopened_folder_goes_on_sharing_also_with_further_keys_and_after_empty(tmp_path: Path) -> None:
+    lists = [[*range(500), at] for at in range(5)]
+    buffer = ReplayBuffer(storage=STORAGES["files"](tmp_path / "rows", 5))
+    buffer.extend(rows(lists))
+    buffer.storage.close()  # type: ignore[attr-defined]  # a memory map
+    buffer = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "rows"))
+    buffer[:] = rows(lists).set("more", torch.arange(5))
+    assert held(buffer) == lists and stored_bytes(buffer) < 1.2 * 8 * 505
+    buffer.empty()
+    buffer.extend(TensorDict({"tokens": torch.arange(500).repeat(5, 1), "new": torch.arange(5)}, [5]))
+    assert held(buffer) == [[*range(500)]] * 5 and stored_bytes(buffer) < 1.2 * 8 * 505
+
+
 def test_checkpoints_of_both_kinds_load_into_both(tmp_path: Path) -> None:
-    lists = [list(range(500)) + [at] for at in range(5)]
+    lists = [[*list(range(500)), at] for at in range(5)]
     kinds = {"shared": {"shared_prefixes": ["tokens"]}, "plain": {"ragged": ["tokens"]}}
     for name, given in kinds.items():
         buffer = ReplayBuffer(storage=LazyTensorStorage(5, **given))  # type: ignore[arg-type]
@@ -174,7 +187,7 @@ def test_rows_that_are_moved_still_share() -> None:
 def test_a_kill_at_any_line_leaves_whole_rows(tmp_path: Path) -> None:
     prompt = list(range(400))
     buffer = ReplayBuffer(storage=STORAGES["files"](tmp_path / "rows", 4))
-    buffer.extend(rows([prompt + [at] for at in range(4)]))
+    buffer.extend(rows([[*prompt, at] for at in range(4)]))
     buffer.storage.close()  # type: ignore[attr-defined]  # a memory map
     line, killed, how = 1, 0, "killed"
 
