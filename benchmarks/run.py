@@ -48,6 +48,7 @@ SCRIPTS = (
     "specs",
     "text",
     "growing",
+    "prefixes",
     "language",
     "first_batch",
     "scaling",

@@ -21,7 +21,7 @@ PAGES = {
     "docs/do/from_torchrl.md": 3,
     "docs/do/gpu.md": 1,
     "docs/do/her.md": 1,
-    "docs/do/language.md": 5,
+    "docs/do/language.md": 6,
     "docs/do/larger_than_ram.md": 5,
     "docs/do/looking.md": 12,
     "docs/do/logging.md": 4,
