@@ -50,6 +50,8 @@ SCRIPTS = (
     "maps",
     "specs",
     "text",
+    "growing",
+    "prefixes",
     "language",
     "first_batch",
     "scaling",

@@ -22,7 +22,7 @@ PAGES = {
     "docs/do/gpu.md": 1,
     "docs/do/groups.md": 2,
     "docs/do/her.md": 1,
-    "docs/do/language.md": 4,
+    "docs/do/language.md": 6,
     "docs/do/larger_than_ram.md": 5,
     "docs/do/looking.md": 12,
     "docs/do/logging.md": 4,

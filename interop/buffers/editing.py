@@ -9,6 +9,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collecti
 from torch import Tensor
 
 from interop.checkpoint.state import defined_outside
+from interop.data.fitting import fitting, shown_path
 from interop.data.index import as_int, as_list, is_all, resolved
 from interop.data.keys import as_path
 from interop.data.layout import Layout
@@ -77,10 +78,10 @@ def _planned(
     IndexError out of range, RuntimeError for another shape or dtype.
     """
     if not is_tensor_collection(entry):
-        yield entry, index, _fitting(entry[index], values, path)
+        yield entry, index, fitting(entry[index], values, path)
         return
     if not isinstance(values, Mapping) and not is_tensor_collection(values):
-        raise TypeError(f"{_name(path)}: a tensordict is stored, got {type(values).__name__}; nothing was written")
+        raise TypeError(f"{shown_path(path)}: a tensordict is stored, got {type(values).__name__}; nothing was written")
     stored = {as_path(key) for key in entry.keys(include_nested=True)}
     for key, value in values.items():
         below = as_path(key)
@@ -91,11 +92,12 @@ def _planned(
                 yield from _planned(entry.get(below), value, index, at, unknown)
             else:  # the stack itself would give copies
                 for item, part in _dealt(entry, value, index, at):
-                    yield item.get(below), ..., _fitting(item.get(below), part, at)
+                    yield item.get(below), ..., fitting(item.get(below), part, at)
         elif unknown is not None:
             unknown[path + below] = value
         else:
-            raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
+            names = ", ".join(sorted(map(shown_path, stored)))
+            raise KeyError(f"{shown_path(path + below)} is not stored; stored are {names}")
 
 
 def _dealt(stack: LazyStackedTensorDict, value: Any, index: Any, path: KeyPath) -> Iterator[tuple[Any, Any]]:
@@ -113,7 +115,7 @@ def _dealt(stack: LazyStackedTensorDict, value: Any, index: Any, path: KeyPath) 
     else:
         parts = value if isinstance(value, list | tuple) else [value] * len(items)
     if len(parts) != len(items):
-        raise RuntimeError(f"{_name(path)}: got {len(parts)} values for {len(items)} items; nothing was written")
+        raise RuntimeError(f"{shown_path(path)}: got {len(parts)} values for {len(items)} items; nothing was written")
     yield from zip(items, parts, strict=True)
 
 
@@ -125,32 +127,6 @@ def chosen(values: Any, keys: Sequence[Any]) -> dict[KeyPath, Any]:
     if missing:
         raise KeyError(f"keys_to_update names {missing}, which the given data does not have")
     return {as_path(key): entries[as_path(key)] for key in keys}
-
-
-def _fitting(place: Tensor, value: Any, path: KeyPath) -> Tensor:
-    """The value as a tensor that fits the place."""
-    if is_tensor_collection(value):
-        raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written")
-    if not isinstance(value, Tensor | np.ndarray):
-        try:
-            value = torch.as_tensor(value, device="cpu")
-        except (TypeError, ValueError, RuntimeError) as error:
-            kind = type(value).__name__
-            raise TypeError(f"{_name(path)}: a tensor is stored, got {kind}; nothing was written") from error
-        if not torch.can_cast(value.dtype, place.dtype):
-            raise RuntimeError(f"{_name(path)}: stored are {place.dtype}, got {value.dtype}; nothing was written")
-        value = value.to(place.dtype).expand(place.shape) if value.ndim == 0 else value.to(place.dtype)
-    value = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
-    if value.shape != place.shape or value.dtype != place.dtype or value.layout != place.layout or value.is_meta:
-        raise RuntimeError(
-            f"{_name(path)}: stored are {list(place.shape)} of {place.dtype}, got {list(value.shape)} of {value.dtype} "
-            f"({value.layout}, on {value.device}); nothing was written"
-        )
-    return value.to(place.device)
-
-
-def _name(path: KeyPath) -> str:
-    return repr(path[0]) if len(path) == 1 else repr(path) if path else "the data"
 
 
 # ------------------------------------------------------------------ by index

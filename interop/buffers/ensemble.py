@@ -28,6 +28,7 @@ from interop.checkpoint.state import EXACT, Apply, Entries, LoadOptions, Togethe
 from interop.data.arguments import whole
 from interop.data.keys import entry_at, no_priorities
 from interop.data.members import named, of_kind, picked, routed
+from interop.data.reductions import reduced
 from interop.samplers import SamplerEnsemble
 from interop.shared.storage_lock import Held, all_locked, each_held, locked
 from interop.storages import Storage, StorageEnsemble
@@ -342,7 +343,7 @@ class ReplayBufferEnsemble(Sampled):
                     change.set(key, entry.reshape(len(items), -1)[entries.to(entry.device)])
             if change.get(member.priority_key, None) is None:
                 raise no_priorities(member.priority_key, data)
-            updates.append(member.priority_update(change))
+            updates.append(_checked_update(member, change))
         for update in updates:
             update()
 
@@ -502,6 +503,19 @@ def _made_of(
         for storage, sampler, writer, transform, collate_fn in parts
     )
     return buffers, samplers
+
+
+def _checked_update(member: ReplayBuffer, items: TensorDictBase) -> Callable[[], None]:
+    """Check an update of the priorities of items, [n] with "index", by their `priority_key`. The function does it."""
+    values = items[member.priority_key]
+    checked = member.sampler.item_values.checked
+    if update := getattr(member, "update_tensordict_priority", None):  # which reduces several values of an item to one
+        checked(reduced(values, len(items), getattr(member.sampler, "reduction", "max")))
+        return partial(update, items)
+    checked(values)
+    if values.numel() != len(items):
+        raise RuntimeError(f"there are {values.numel()} priorities for {len(items)} items of a {type(member).__name__}")
+    return partial(member.update_priority, items["index"], values)
 
 
 def _refuse_unstored(slots: Tensor, storage: Storage, place: int) -> None:

@@ -21,6 +21,7 @@ from fbuf.checkpoint import Writing
 from fbuf.looking import Description
 from fbuf.memory_plan import Plan
 from interop.buffers import checkpoints, collate, editing, resizing
+from interop.buffers.appending import append_to
 from interop.buffers.components import (
     all_made,
     check_batch_size,
@@ -703,16 +704,6 @@ class ReplayBuffer(Sampled):
             return sampler.update_priority
         return lambda *given, **named: redone([sampler.item_values], partial(sampler.update_priority, *given, **named))
 
-    def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
-        """Check an update of the priorities of items, [n] with "index", by their `priority_key`. The function does it."""
-        priority = items[self.priority_key]
-        self._sampler.item_values.checked(priority)
-        if priority.numel() != len(items):
-            raise RuntimeError(
-                f"there are {priority.numel()} priorities for {len(items)} items of a {type(self).__name__}"
-            )
-        return partial(self.update_priority, items["index"], priority)
-
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
         with locked(self):
@@ -1044,6 +1035,32 @@ class ReplayBuffer(Sampled):
             return update_rows(
                 self._storage, self._writer, index, generation, patch, version_key, version, require_newer
             )
+
+    def append_to(self, index: object, more: object, *, replace: object = None) -> None:
+        """Put more values behind entries of stored items, such as the next tokens of a rollout. All of it, or none.
+
+        Entries that grow are text and ragged rows of tensor storages, and in lists tensors along their first dim, text,
+        bytes and lists. Every item gets all of its new values in one transaction: a reader or a kill finds it as before or
+        as after. O(values added), amortized; of lists O(item). Transforms are not run.
+
+        This is an edit: the item keeps its slot, generation, priority, uses and its place in the epoch. If the sampler has
+        versions (`StalenessAwareSampler`, or a `PromptGroupSampler` with `staleness`), the item counts as written at its
+        `consumer_version`, unless `replace` has the entry or the item is newer.
+
+        Args:
+            index: an int, or slots [n] as from `extend`, or a slice, mask or list; with several item dims coordinates
+                [n, ndim], or a tuple. No item twice.
+            more: a dict or tensordict: by key what is put behind the value of each item. For ragged rows a tensor [n, any
+                length, ...], dense or jagged, or n tensors; for text n texts. For an int, of one item.
+            replace: by key new values of entries of one shape, [n, ...], that are written together with it; a number is for
+                all.
+
+        Raises, before anything is written: KeyError for a key that is not stored; TypeError for an entry that does not grow,
+        and a storage whose items do not; RuntimeError for another dtype, shape or number of values, a writer or storage
+        that is only read; IndexError out of range; ValueError for an item or key that is given twice.
+        """
+        with locked(self):
+            append_to(self._storage, self._sampler, self._writer, index, more, replace)
 
     # ------------------------------------------------------------------ memory
 

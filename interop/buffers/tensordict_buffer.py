@@ -19,7 +19,7 @@ from interop.data.by_item import column_of, rows_of, set_expanded
 from interop.data.keys import as_path, checked_key, entry_at, no_priorities
 from interop.data.masked_rows import Mask
 from interop.data.pytrees import swapped
-from interop.data.reductions import REDUCTIONS
+from interop.data.reductions import real_numbers, reduced
 from interop.data.tensordicts import entries_of
 from interop.sample_units import SampleUnit, of_anchors
 from interop.samplers import Sampler
@@ -144,7 +144,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         dims = stored.shape[: self._storage.ndim - (not many)]
         try:
-            values = _numbers(priority)
+            values = real_numbers(priority)
             if many and values.numel() != dims.numel():
                 raise RuntimeError(f"there are {values.numel()} of shape {list(values.shape)} for {dims.numel()} items")
             if many:  # in the order in which items are stored
@@ -218,28 +218,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 index, values = of_anchors(index, None if valid is None else valid.reshape(-1), values)
             self._updates()(index, values, storage=self._storage)
 
-    def priority_update(self, items: TensorDictBase) -> Callable[[], None]:
-        self._sampler.item_values.checked(self._reduced(items[self.priority_key], len(items)))
-        return partial(self.update_tensordict_priority, items)
-
     def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:
         """One priority for each row. A list has the values of each row."""
-        if isinstance(priority, list):
-            if len(priority) != rows:
-                raise RuntimeError(f"there are priorities of {len(priority)} items for {rows} items")
-            return torch.cat([self._reduced(_numbers(value).reshape(1, -1), 1) for value in priority])
-        _numbers(priority)
-        if priority.shape == (rows,):
-            return priority
-        if priority.numel() == 0 or priority.numel() % rows:
-            raise RuntimeError(f"there are {priority.numel()} of shape {list(priority.shape)} for {rows} items")
-        values = priority.reshape(rows, -1)
-        if values.shape[-1] == 1:
-            return values[:, 0]
-        reduction = getattr(self._sampler, "reduction", "max")
-        if reduction not in REDUCTIONS:
-            raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(REDUCTIONS)}")
-        return REDUCTIONS[reduction](values)
+        return reduced(priority, rows, getattr(self._sampler, "reduction", "max"))
 
 
 def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
@@ -264,13 +245,6 @@ def _entry(data: Any, key: NestedKey) -> Any:
         if entry is None or type(entry) is Tensor:
             return entry
     return entry_at(data, key) if isinstance(data, TensorDictBase) else None
-
-
-def _numbers(priority: Any) -> Tensor:
-    if not isinstance(priority, Tensor) or priority.dtype == torch.bool or priority.is_complex():
-        came = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
-        raise TypeError(f"priorities must be real numbers, got {came}")
-    return priority
 
 
 def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:

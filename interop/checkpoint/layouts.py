@@ -127,6 +127,11 @@ def _paths(node: Branch | Leaf, path: tuple[Any, ...]) -> Iterator[tuple[Any, ..
 
 
 def _saved_leaf(leaf: Leaf) -> Any:
+    if isinstance(leaf, Varied) and leaf.dtype is not None and leaf.shares:
+        return {
+            "pieces": _DTYPE_NAMES[leaf.dtype],
+            "shape": list(leaf.shape),
+        }  # earlier versions do not know these rows
     if isinstance(leaf, Varied):
         return {"varied": None if leaf.dtype is None else _DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape)}
     return None
@@ -136,12 +141,13 @@ def _leaf(saved: Any, where: str) -> Leaf | None:
     if saved is None:
         return Leaf()
     fields = Fields(saved, where)
-    if "varied" not in fields:
+    shares = "pieces" in fields
+    if not shares and "varied" not in fields:
         return None
-    dtype, shape = fields.any("varied"), fields.wholes("shape")
+    dtype, shape = fields.any("pieces" if shares else "varied"), fields.wholes("shape")
     if 0 in shape:
         raise CheckpointCorrupt(f"{where}: ragged rows without values, whose lengths are lost")
-    return Varied(None if dtype is None else dtype_stored(dtype, where), shape)
+    return Varied(None if dtype is None else dtype_stored(dtype, where), shape, shares)
 
 
 # ------------------------------------------------------------------ structures

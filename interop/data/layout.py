@@ -86,6 +86,12 @@ class Layout:
         """The same layout with `values` kept elsewhere."""
         return self if values is self.values else dataclasses.replace(self, values=values)
 
+    def sharing(self, paths: Collection[KeyPath]) -> Self:
+        """The same layout, where ragged rows at these paths share what they begin with, and no others do."""
+        if all(entry.shares == (path in paths) for path, entry in self.varied.items()):
+            return self
+        return dataclasses.replace(self, root=_sharing(self.root, (), paths))
+
     def of_spans(self) -> "Layout":
         """The layout of items with spans instead of varied entries."""
         return Layout(_of_spans(self.root), self.leaves)
@@ -215,6 +221,15 @@ def _of_spans(node: Branch | Leaf) -> Branch | Leaf:
     if not isinstance(node, Branch):
         return Leaf()
     return dataclasses.replace(node, children=tuple(map(_of_spans, node.children)))
+
+
+def _sharing(node: Branch | Leaf, path: KeyPath, paths: Collection[KeyPath]) -> Branch | Leaf:
+    if isinstance(node, Varied):
+        return dataclasses.replace(node, shares=path in paths and node.dtype is not None)
+    if not isinstance(node, Branch):
+        return node
+    children = zip(node.keys, node.children, strict=True)
+    return dataclasses.replace(node, children=tuple(_sharing(child, (*path, key), paths) for key, child in children))
 
 
 def _varied(node: Branch | Leaf, path: KeyPath) -> list[tuple[KeyPath, Varied]]:

@@ -41,6 +41,9 @@ class PackedValues:
         self._appended = 0  # bytes since the last scan
         self._live = 0  # bytes that the last scan found
         self._dead: set[int] = set()  # segments in which it found none
+        self._room: dict[
+            int, int
+        ] = {}  # bytes that are kept free behind a value that has grown, by the address of its end
         if folder is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._directory()
@@ -59,25 +62,87 @@ class PackedValues:
         spans[:, 1] = lengths << _KIND | np.asarray(kinds, np.int64)
         return spans
 
-    def append_whole(self, data: np.ndarray, expected: int = 0) -> int:
-        """Append bytes, uint8 [n], that stay together in one segment; returns their address."""
+    def extended(self, spans: np.ndarray, added: Sequence[bytes | memoryview]) -> np.ndarray:
+        """The spans of values with more bytes behind them, int64 [n, 2]; those of the values alone stay valid.
+
+        O(bytes added), amortized: a value is copied once to a place with room for half as many bytes again, and then grows
+        there until the room is used. OSError where the disk has no room.
+        """
+        found = np.array(spans, np.int64)
+        for at, more in enumerate(added):
+            if len(more):
+                size = int(spans[at, 1] >> _KIND)
+                found[at, 0] = self._extended(int(spans[at, 0]), size, spans[at : at + 1], more)
+                found[at, 1] += len(more) << _KIND
+        return found
+
+    def has_room(self, span: np.ndarray, size: int) -> bool:
+        """Whether `extended` puts so many bytes behind the value of a span, int64 [2], without a copy of it."""
+        self._follow_fork()
+        return self._room.get(int(span[0] + (span[1] >> _KIND)), 0) >= size
+
+    def append_with_room(self, data: np.ndarray, room: int) -> int:
+        """`append_whole`, where `extended` then has room for so many bytes."""
+        address = self.append_whole(data, room=room)
+        self._room[address + data.size] = room
+        return address
+
+    def byte_at(self, address: int) -> int:
+        """One stored byte. RuntimeError for one that is gone."""
+        return self._view(address >> _OFFSET)[address & ((1 << _OFFSET) - 1)]
+
+    def are_there(self, spans: np.ndarray) -> bool:
+        """Whether the segments of spans, int64 [n, 2], exist, also for other processes."""
+        numbers = set((spans[:, 0] >> _OFFSET).tolist())
+        if self.folder is None:
+            return numbers <= self._segments.keys()
+        return all(os.access(_name(number), os.F_OK, dir_fd=self._directory()) for number in numbers)
+
+    def _extended(self, address: int, size: int, span: np.ndarray, more: bytes | memoryview) -> int:
+        """The address of the value of a span, with more bytes behind it."""
+        self._follow_fork()
+        number, start = address >> _OFFSET, address & ((1 << _OFFSET) - 1)
+        # Taken first: two rows may have this span, and an interrupt comes at any line. Who comes next copies the value.
+        room = self._room.pop(address + size, 0)
+        if room < len(more):
+            [value] = self.read(span)
+            whole = np.frombuffer(b"".join((value, more)), np.uint8)
+            return self.append_with_room(whole, whole.size // 2)
+        begin, end = start + size, start + size + len(more)
+        self._reserve(number, begin, len(more))
+        self._segments[number][begin:end] = np.frombuffer(more, np.uint8)
+        self._room[address + size + len(more)] = room - len(more)
+        return address
+
+    def _follow_fork(self) -> None:
+        """In a forked child: the segments of the parent, and the room in them, belong to the parent."""
         if self._pid != os.getpid():
-            self._pid, self._current = os.getpid(), -1
-        held, size = self._segments.get(self._current), data.size
-        gone = self.folder is not None and not os.access(_name(self._current), os.F_OK, dir_fd=self._handle)
-        if held is None or gone or held.size - self._used < size:  # another process may have found nothing used in it
-            room = max(_LEAST, size, min(_MOST, max(self._live // 8, expected)))
-            self._current, held = self._new_segment(room)
-            self._used = 0
-        start = self._used
+            self._pid, self._current, self._room = os.getpid(), -1, {}
+
+    def _reserve(self, number: int, start: int, size: int) -> None:
+        """Take disk space for bytes of a segment: to write where the disk has none would kill the process."""
         if self.folder is not None and size and hasattr(os, "posix_fallocate"):
-            handle = self._open(self._current, os.O_RDWR)
+            handle = self._open(number, os.O_RDWR)
             try:
-                os.posix_fallocate(handle, start, size)  # to write where the disk has no room would kill the process
+                os.posix_fallocate(handle, start, size)
             finally:
                 os.close(handle)
+
+    def append_whole(self, data: np.ndarray, expected: int = 0, room: int = 0) -> int:
+        """Append bytes, uint8 [n], that stay together in one segment; returns their address. `room` bytes stay free."""
+        self._follow_fork()
+        held, size = self._segments.get(self._current), data.size
+        gone = self.folder is not None and not os.access(_name(self._current), os.F_OK, dir_fd=self._handle)
+        if (
+            held is None or gone or held.size - self._used < size + room
+        ):  # another process may have found nothing used in it
+            least = max(_LEAST, size + room, min(_MOST, max(self._live // 8, expected)))
+            self._current, held = self._new_segment(least)
+            self._used = 0
+        start = self._used
+        self._reserve(self._current, start, size)
         held[start : start + size] = data
-        self._used += size
+        self._used += size + room
         self._appended += size
         return self._current << _OFFSET | start
 
@@ -226,7 +291,10 @@ class PackedValues:
             spans: all that are in use, int64 [n, 2] each.
         """
         used: dict[int, int] = {}
+        ends: set[int] = set()
         for each in spans:
+            if self._room:
+                ends.update((each[:, 0] + (each[:, 1] >> _KIND)).tolist())
             numbers, back = np.unique(each[:, 0] >> _OFFSET, return_inverse=True)
             sizes = np.bincount(back.reshape(-1), weights=each[:, 1] >> _KIND, minlength=numbers.size)
             for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True):
@@ -237,6 +305,7 @@ class PackedValues:
             self._remove(number)
         self._forget(there)
         self._dead, self._appended, self._live = dead, 0, sum(used.values())
+        self._room = {end: room for end, room in self._room.items() if end in ends}
         whole = {n: self._size(n) for n in there[:-1] if used.get(n) and n != self._current}
         wasted = sum(whole.values()) - sum(used[number] for number in whole)
         sparse = [number for number, size in whole.items() if used[number] < size // 2]
@@ -267,7 +336,7 @@ class PackedValues:
         folder.mkdir(exist_ok=True)
         for number, held in self._segments.items():
             (folder / _name(number)).write_bytes(held.data)
-        self.folder, self._segments, self._current = folder, {}, -1
+        self.folder, self._segments, self._current, self._room = folder, {}, -1, {}
 
     def copied(self) -> "PackedValues":
         """A copy in memory of this process, under the same addresses."""
@@ -277,7 +346,8 @@ class PackedValues:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of files where they are, of memory the bytes."""
-        return {**self.__dict__, "_segments": {} if self.folder else self._segments, "_current": -1, "_handle": -1}
+        segments = {} if self.folder else self._segments
+        return {**self.__dict__, "_segments": segments, "_current": -1, "_handle": -1, "_room": {}}
 
 
 def _name(number: int) -> str:
@@ -299,7 +369,7 @@ class PackedParts(PackedValues):
         self._step = max(parts[0].size, 1) if parts else 1
         self._total = sum(part.size for part in parts)
 
-    def append_whole(self, data: np.ndarray, expected: int = 0) -> int:
+    def append_whole(self, data: np.ndarray, expected: int = 0, room: int = 0) -> int:
         """RuntimeError: nothing is written here."""
         raise RuntimeError("rows of a checkpoint that was opened with mode='r' cannot be written; nothing was written")
 
@@ -329,6 +399,33 @@ class PackedParts(PackedValues):
 
 
 # ---------------------------------------------------------------------- Python values
+
+
+def longer(spans: np.ndarray, values: PackedValues, added: Sequence[Any], name: str) -> np.ndarray:
+    """The spans of texts, bytes and lists, int64 [n, 2], with further values of the same kind behind each. O(added).
+
+    A list of other things than int64 is written anew, O(its length). TypeError for what cannot be added to a value.
+    """
+    found = np.empty_like(spans)
+    for at, more in enumerate(added):
+        span = spans[at : at + 1]
+        data, _, [kind] = _encoded_one(more)
+        if kind == span[0, 1] & ((1 << _KIND) - 1) != _JSON:
+            found[at] = values.extended(span, [data])[0]
+            continue
+        [value] = values.reader(span)()
+        if type(value) is not type(more) or type(more) not in (str, bytes, list):
+            raise TypeError(
+                f"{name}: a {type(value).__name__} is stored, to which a {type(more).__name__} cannot be added: text, bytes "
+                "and lists grow by more of the same; nothing was written"
+            )
+        found[at] = values.append(*_encoded_one(value + more))[0]
+    return found
+
+
+def _encoded_one(value: Any) -> tuple[bytes, np.ndarray, list[int]]:
+    data, lengths, kinds = encoded([value])
+    return data, lengths, [kinds] if isinstance(kinds, int) else kinds
 
 
 def encoded(values: Sequence[Any]) -> tuple[bytes, np.ndarray, int | list[int]]:

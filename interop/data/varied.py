@@ -15,7 +15,8 @@ from tensordict import NonTensorData, NonTensorStack
 from torch import Tensor
 
 from interop.data import bridge
-from interop.data.packed import PackedValues, encoded, joined
+from interop.data.packed import PackedValues, encoded, joined, longer
+from interop.data.shared_prefixes import PREFIXES, lengths_of, pieces_of
 from interop.data.tensordicts import non_tensors, unread_stack, values_of
 
 _AT_ONCE = 4096  # values that are encoded together: their bytes stay in the caches
@@ -33,10 +34,12 @@ class Varied(Leaf):
     Attributes:
         dtype: of ragged rows; None for Python values.
         shape: of what follows their first dim, in which they differ.
+        shares: whether ragged rows that begin alike are stored once as far as they agree: see `shared_prefixes`.
     """
 
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
+    shares: bool = dataclasses.field(default=False, compare=False)
 
     def take(self, data: object, name: str) -> "Values":
         """The values of data, not packed yet. TypeError for data of another kind than the entry."""
@@ -54,19 +57,73 @@ class Varied(Leaf):
                 f"{name}: items are [any length, {', '.join(map(str, self.shape))}], got a tensor of shape "
                 f"{list(data.shape)}; nothing was written"
             )
-        return Values(_rows(data, lead), tuple(data.shape[:lead]), self.dtype)
+        return Values(_rows(data, lead), tuple(data.shape[:lead]), self.dtype, self.shares)
+
+    def extended(self, spans: Tensor, data: object, values: PackedValues, name: str) -> Tensor:
+        """The spans of stored values, [n, 2], each with that of data behind it. Stored values do not change.
+
+        Args:
+            spans: of the stored values, on the CPU.
+            data: of ragged rows a tensor [n, any length, ...], dense or jagged, or a sequence of n tensors; of others n
+                values.
+            values: where they are packed.
+            name: of the entry, for messages.
+
+        Raises, before anything is packed: TypeError for data of another kind, RuntimeError for another dtype, shape or
+        number of values.
+        """
+        count = spans.shape[0]
+        flat = spans.numpy()
+        rows: Sequence[Any]
+        if self.dtype is None:
+            if not isinstance(data, Sequence) and not _is_python(data):
+                raise TypeError(f"{name}: items hold text or other values here, got {type(data).__name__}")
+            rows = list(data) if isinstance(data, list | tuple) else _python_values(data)[0]
+        elif isinstance(data, list | tuple):
+            rows = [self._one_row(row, name) for row in data]
+        else:
+            taken = self.take(data, name)
+            if taken.ndim != 2:
+                raise RuntimeError(
+                    f"{name}: rows for {count} items are needed, got a tensor for one; nothing was written"
+                )
+            rows = taken.rows
+        if len(rows) != count:
+            raise RuntimeError(f"{name}: got {len(rows)} values for {count} items; nothing was written")
+        if self.dtype is None:
+            return torch.from_numpy(longer(flat, values, rows, name))
+        return torch.from_numpy(
+            PREFIXES.of(values).extended(values, flat, rows) if self.shares else values.extended(flat, rows)
+        )
+
+    def _one_row(self, row: object, name: str) -> memoryview:
+        taken = self.take(row, name)
+        if taken.ndim != 1:
+            raise RuntimeError(f"{name}: a row is a tensor [any length, ...], got one dim more; nothing was written")
+        [of_row] = taken.rows
+        return of_row
 
     def build(self, spans: Tensor, values: PackedValues, device: torch.device | None, plain: bool) -> Any:
         """The entry for spans [*batch, 2]: Python values as they are if `plain`, else as tensordicts hold them."""
         shape = tuple(spans.shape[:-1])
         flat = spans.detach().cpu().numpy().reshape(-1, 2)
         if self.dtype is not None:
-            return self._ragged(values.read(flat), shape, device)
+            if not self.shares:
+                return self._ragged(values.read(flat), shape, device)
+            pieces, counts = pieces_of(values, flat)
+            return self._ragged(values.read(pieces), shape, device, lengths_of(pieces, counts))
         if not plain and len(shape) == 1 and shape[0]:
             return unread_stack(values.reader(flat.copy()), shape[0])
         return _nested(values.reader(flat)(), shape, plain)
 
-    def _ragged(self, pieces: Sequence[memoryview], shape: tuple[int, ...], device: torch.device | None) -> Tensor:
+    def _ragged(
+        self,
+        pieces: Sequence[memoryview],
+        shape: tuple[int, ...],
+        device: torch.device | None,
+        bytes_of_rows: np.ndarray | None = None,
+    ) -> Tensor:
+        """The rows of these pieces: one each, or of so many bytes."""
         assert self.dtype is not None
         if len(shape) > 1:
             raise RuntimeError(f"ragged rows are read with one batch dim, got an index of shape {list(shape)}")
@@ -75,7 +132,8 @@ class Varied(Leaf):
         rows = data.view(self.dtype).reshape(-1, *self.shape).to(device)
         if not shape:
             return rows
-        lengths = torch.tensor([0, *(len(piece) // size for piece in pieces)], device=device)
+        of_rows = map(len, pieces) if bytes_of_rows is None else bytes_of_rows.tolist()
+        lengths = torch.tensor([0, *(length // size for length in of_rows)], device=device)
         return torch.nested.nested_tensor_from_jagged(rows, lengths.cumsum(0))
 
 
@@ -84,15 +142,25 @@ class Values:
 
     dtype = torch.int64
 
-    def __init__(self, values: Sequence[Any], shape: tuple[int, ...], rows_of: torch.dtype | None = None) -> None:
+    def __init__(
+        self, values: Sequence[Any], shape: tuple[int, ...], rows_of: torch.dtype | None = None, shares: bool = False
+    ) -> None:
         self.shape = (*shape, 2)
         self.ndim = len(self.shape)
         self._values = values
         self._rows_of = rows_of
+        self._shares = shares
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """The bytes of ragged rows, or the Python values."""
+        return self._values
 
     def packed(self, into: PackedValues) -> Tensor:
         """Append the values to packed memory; returns their spans. TypeError for a value of another kind."""
         values = self._values
+        if self._shares:
+            return torch.from_numpy(PREFIXES.of(into).append(into, values)).reshape(self.shape)
         same = len(values) > 1 and all(value is values[0] for value in values)
         chosen = values[:1] if same else values
         spans = []

@@ -15,6 +15,7 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_tensors
 from interop.data import bridge
 from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
+from interop.data.shared_prefixes import PREFIXES, whole_rows
 from interop.engine.table import Table
 from interop.host.ring import Ring
 from interop.host.stored_rows import Rows
@@ -87,14 +88,28 @@ def state(table: Table) -> dict[str, Any]:
     columns = [as_array(leaf) for leaf in rows.at(table.ring.size, slice(None))]
     values = {"values": _packed(layout, columns)} if layout.varied else {}
     stored = Columns(columns, table.row_count)
-    return {"layout": saved_layout(layout), "ring": saved_ring(table), "columns": stored, **values}
+    whole = layout.sharing(())  # which earlier versions read
+    return {"layout": saved_layout(whole), "ring": saved_ring(table), "columns": stored, **values}
 
 
 def _packed(layout: Layout, columns: list[np.ndarray]) -> np.ndarray:
     """The bytes of varied entries; their spans in the list are replaced by spans in these."""
     assert layout.values is not None
     spans = layout.spans(columns)
-    data, packed = layout.values.packed(np.concatenate([each.reshape(-1, 2) for each in spans.values()]))
+    shared = {path: spans.pop(path) for path in list(spans) if layout.varied[path].shares}
+    if not spans:
+        data, packed = np.empty(0, np.uint8), np.empty((0, 2), np.int64)
+    else:
+        data, packed = layout.values.packed(np.concatenate([each.reshape(-1, 2) for each in spans.values()]))
+    parts = [data]
+    size = data.size
+    for path, each in shared.items():
+        more, whole = whole_rows(layout.values, each.reshape(-1, 2))
+        whole[:, 0] += size
+        columns[layout.places[path]] = whole.reshape(each.shape)
+        parts.append(more)
+        size += more.size
+    data = np.concatenate(parts) if shared else data
     start = 0
     for path, each in spans.items():
         stop = start + each.size // 2
@@ -200,7 +215,7 @@ def with_rows(
     differences = _differences(table, held, layout, ring, options)
     if differences:
         raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
-    target = layout if held is None else held
+    target = table.sharing(layout) if held is None else held
     rows = None
     place = table.place
     lead = (ring.capacity, *ring.lanes)
@@ -278,13 +293,18 @@ def _read(
     (table.own_rows() if rows is None else rows).reserve(ring.filled)
     fill(list(arrays.values()))
     if values is not None and target.values is not None:
-        spans = [each for each in saved.spans(list(arrays.values())).values() if each is not None]
-        _check_spans(spans, values.size, where)
+        spans = {path: each for path, each in saved.spans(list(arrays.values())).items() if each is not None}
+        _check_spans(list(spans.values()), values.size, where)
         if rows is None and target.values.due:
-            target.values.reclaim([each.reshape(-1, 2) for each in table.spans().values()])
-        address = target.values.append_whole(values)
-        for each in spans:
-            each[..., 0] += address
+            target.values.reclaim(table.used_spans())
+        shared = {path: spans.pop(path) for path in list(spans) if path in target.varied and target.varied[path].shares}
+        if spans or not shared:
+            address = target.values.append_whole(values)
+            for each in spans.values():
+                each[..., 0] += address
+        for each in shared.values():
+            flat = [values[start : start + (size >> 2)].data for start, size in each.reshape(-1, 2).tolist()]
+            each[...] = PREFIXES.of(target.values).append(target.values, flat).reshape(each.shape)
     if direct:
         return []
     dtypes = {spec.path: spec.dtype for spec in saved.leaves}

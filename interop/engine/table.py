@@ -7,6 +7,7 @@ saved first. Reads return leaves; the caller builds items of them.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from fbuf.memory_plan import Share
+from interop.data.fitting import fitting
 from interop.data.index import (
     as_int,
     as_tensor,
@@ -27,9 +29,10 @@ from interop.data.index import (
     spelled_out,
     whole_rows,
 )
-from interop.data.keys import entries_below
+from interop.data.keys import as_key, entries_below, nearest
 from interop.data.layout import KeyPath, Layout, LeafSpec, stack_items
 from interop.data.packed import PackedValues
+from interop.data.shared_prefixes import moved, pieces_of, used_spans
 from interop.engine import plans
 from interop.engine.followers import Followers
 from interop.engine.guard import Guard
@@ -82,6 +85,7 @@ class Table:
         is_local: whether the counters belong to one process.
         fill: by path, the values of stored rows under keys that come with a later batch.
         ragged: entries whose rows may have any length.
+        shared_prefixes: those of them whose rows are stored once as far as they begin alike.
 
     Attributes:
         layout: of the items in memory; None without memory.
@@ -104,6 +108,7 @@ class Table:
         is_local: bool = False,
         fill: Mapping[KeyPath, Tensor] | None = None,
         ragged: Collection[KeyPath] = (),
+        shared_prefixes: Collection[KeyPath] = (),
     ) -> None:
         self.place = place
         self.max_items = max_items
@@ -119,7 +124,8 @@ class Table:
         self.lanes: tuple[int, ...] = ()
         self.per_row = 1
         self.keeps_layout = False
-        self._ragged = frozenset(ragged)
+        self._ragged = frozenset((*ragged, *shared_prefixes))
+        self._shared_prefixes = frozenset(shared_prefixes)
         self._epoch = 0
         guard.guards(self)
 
@@ -208,7 +214,11 @@ class Table:
 
     def _layout_of(self, data: object, dims: int) -> Layout:
         """The layout of items like those of data, which has so many leading dims."""
-        return Layout.of(data, dims, self._ragged)
+        return self.sharing(Layout.of(data, dims, self._ragged))
+
+    def sharing(self, layout: Layout) -> Layout:
+        """The layout, where ragged rows share prefixes as in this table."""
+        return layout.sharing(self._shared_prefixes) if layout.varied else layout
 
     def _needs_memory(self, data: object, dims: int) -> bool:
         """Whether writing data with `dims` leading dims needs new memory."""
@@ -228,6 +238,9 @@ class Table:
         """Use these rows from now on."""
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
+            shared = {path for path, entry in layout.varied.items() if entry.shares}  # also of a reopened folder
+            self._shared_prefixes |= shared
+            self._ragged |= shared
         self.layout, self.rows = layout, rows
         self.guard.device_writes = rows.writes
         self.lanes, self.per_row = rows.lanes, math.prod(rows.lanes)
@@ -260,13 +273,17 @@ class Table:
         if self.rows is not None and self.layout is not None:
             shares = self.place.plan(self.layout, self.lead, self.place.known_device(), is_allocated=True)
             values = self.layout.values
-            return shares if values is None else [*shares, _share_of_values(values.folder, values.bytes)]
+            return shares if values is None else [*shares, self._share_of_values(values.folder, values.bytes)]
         layout = self._layout_of(data, self.ndim)
         leaves = some(layout.flatten(data, self.ndim))
         lanes = self.lanes_of(data, batch=True)
         device = _device_of(layout, leaves) if self.place.device == "auto" else self.place.known_device()
         shares = self.place.plan(layout, (self.rows_for(lanes), *lanes), device)
-        return [*shares, _share_of_values(self.place.values_folder(), None)] if layout.varied else shares
+        return [*shares, self._share_of_values(self.place.values_folder(), None)] if layout.varied else shares
+
+    def _share_of_values(self, folder: Path | None, size: int | None) -> Share:
+        what = "of text and ragged rows" + (", which share their beginnings" if self._shared_prefixes else "")
+        return Share("values", what, "cpu" if folder is None else str(folder), size)
 
     # ------------------------------------------------------------------ the record of unfinished writes
 
@@ -389,7 +406,7 @@ class Table:
 
     def _wider(self, layout: Layout, data: object, dims: int) -> Layout:
         """The layout with the further keys of data."""
-        wider = layout.wider(data, dims)
+        wider = self.sharing(layout.wider(data, dims))
         return wider.keeping(self.values_for(wider))
 
     def add_columns(self, data: TensorDictBase) -> None:
@@ -683,6 +700,16 @@ class Table:
         leaves = self.own_rows().at(self.ring.size, slice(None))
         return {path: spans.detach().cpu().numpy() for path, spans in self.layout.spans(leaves).items()}
 
+    def used_spans(self) -> list[np.ndarray]:
+        """All spans that stored rows use, int64 [n, 2] for each entry: with those of the pieces of ragged rows."""
+        layout = self.layout
+        assert layout is not None and layout.values is not None
+        found = []
+        for path, spans in self.spans().items():
+            flat = spans.reshape(-1, 2)
+            found.append(used_spans(layout.values, flat) if layout.varied[path].shares else flat)
+        return found
+
     def _reclaim(self, values: PackedValues) -> None:
         """Free segments of text and ragged rows that no row uses, and move the rows out of segments that few rows use."""
         layout = self.layout
@@ -690,17 +717,77 @@ class Table:
         stored = self.ring.size
         spans = self.spans()
         assert layout is not None
-        sparse = values.reclaim([of_entry.reshape(-1, 2) for of_entry in spans.values()])
+        sparse = values.reclaim(self.used_spans())
         if not sparse.size:
             return
-        within = [values.within(of_entry, sparse).reshape(stored, -1).any(1) for of_entry in spans.values()]
+        within = []
+        for path, of_entry in spans.items():
+            if layout.varied[path].shares:
+                pieces, counts = pieces_of(values, of_entry.reshape(-1, 2))
+                of_rows = np.repeat(np.arange(len(counts)), counts)
+                hit = values.within(of_entry.reshape(-1, 2), sparse)
+                hit[of_rows[values.within(pieces, sparse)]] = True
+                within.append(hit.reshape(stored, -1).any(1))
+            else:
+                within.append(values.within(of_entry, sparse).reshape(stored, -1).any(1))
         places = torch.from_numpy(np.flatnonzero(np.any(within, 0)))
         leaves = rows.at(stored, places.to(rows.device))
         for path in spans:
             old = leaves[layout.places[path]]
-            moved = torch.from_numpy(values.again(old.detach().cpu().numpy().reshape(-1, 2)))
-            leaves[layout.places[path]] = moved.reshape(old.shape).to(old.device)
+            again = partial(moved, values) if layout.varied[path].shares else values.again
+            new = torch.from_numpy(again(old.detach().cpu().numpy().reshape(-1, 2)))
+            leaves[layout.places[path]] = new.reshape(old.shape).to(old.device)
         self.write_at(places, leaves, None, self.row_count)
+
+    def appended(
+        self, places: tuple[Tensor, ...], more: Mapping[KeyPath, object], replace: Mapping[KeyPath, object]
+    ) -> Callable[[], None]:
+        """Check and pack values that are added to text and ragged rows. The function writes them, and may run twice.
+
+        Each row has its values from before or all of the new ones, also after a kill in the middle.
+
+        Args:
+            places: of different stored items, int64 [n] for each item dim, on the CPU.
+            more: by path, for each item what is put behind its value.
+            replace: by path the new values of other entries, [n, ...] as the rows have them; a number is for all.
+
+        Raises, before anything is written: KeyError for an entry that is not stored, TypeError for one that is no text or
+        ragged rows, and the errors of `Varied.extended`, of `fitting` and of writes.
+        """
+        self.own_rows()
+        layout = self.layout
+        assert layout is not None
+        if layout.values is not None:
+            self.refuse_edit(())  # before values are appended
+            if layout.values.due:
+                self._reclaim(layout.values)
+        if unknown := [as_key(path) for path in (*more, *replace) if path not in layout.places]:
+            names = ", ".join(spec.name for spec in layout.leaves)
+            raise KeyError(
+                f"{unknown} are not stored{nearest(unknown, layout.places)}; stored are {names}; nothing was written"
+            )
+        self.refuse_edit(replace)
+        for path in more:
+            if path not in layout.varied or len(layout.leaves[layout.places[path]].shape) != 1:
+                raise TypeError(
+                    f"{layout.leaves[layout.places[path]].name} has the same shape in all items, only text and ragged rows "
+                    "grow: pass it in replace=, or name it in the ragged= of the storage; nothing was written"
+                )
+        at = places if self.ndim > 1 else places[0]
+        leaves, _ = self.read(at)
+        for path, value in replace.items():
+            leaves[layout.places[path]] = fitting(leaves[layout.places[path]], value, path)
+        values = layout.values
+        for path, data in more.items():
+            assert values is not None  # an entry that grows is in it
+            place = layout.places[path]
+            grown = layout.varied[path].extended(leaves[place].detach().cpu(), data, values, layout.leaves[place].name)
+            leaves[place] = grown.to(leaves[place].device)
+
+        def write() -> None:
+            self.write_at(at, leaves, None, self.row_count)
+
+        return write
 
     # ------------------------------------------------------------------ reads
 
@@ -907,7 +994,3 @@ def _device_of(layout: Layout, leaves: Sequence[Tensor]) -> torch.device:
     """The device of the first tensor; spans are on the CPU."""
     tensors = (leaf for spec, leaf in zip(layout.leaves, leaves, strict=True) if spec.path not in layout.varied)
     return next(tensors, leaves[0]).device
-
-
-def _share_of_values(folder: Path | None, size: int | None) -> Share:
-    return Share("values", "of text and ragged rows", "cpu" if folder is None else str(folder), size)

@@ -295,6 +295,8 @@ def _varied(node: object, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ..
     """The entries with rows of any length: their paths, and what they hold."""
     if isinstance(node, Mapping) and "varied" in node:
         yield path, "text" if node["varied"] is None else f"ragged {node['varied']}"
+    elif isinstance(node, Mapping) and "pieces" in node:
+        yield path, f"ragged {node['pieces']}, prefixes shared"
     elif isinstance(node, Mapping) and "children" in node:
         for key, child in zip(node["keys"], node["children"], strict=True):
             yield from _varied(child, (*path, key))

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-from tensordict import is_tensor_collection
+from tensordict import NestedKey, is_tensor_collection
 from torch import Tensor
 
 from fbuf import free_memory
@@ -80,6 +80,11 @@ class Draws(ABC):
         None where `ran_out` of the sampler says so.
         """
         return None
+
+    @property
+    def versions(self) -> dict[NestedKey, int]:
+        """By the entry of the version of an item, the version of what is written now; empty for draws without versions."""
+        return {}
 
     def catch_up(self, storage: Storage) -> None:
         """Begin an epoch if a write ended the last one, whose requests are stale."""

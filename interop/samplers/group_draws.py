@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import NestedKey
 
 from fbuf.samplers import Chances, Reason
 from interop.data import randomness
@@ -48,6 +49,10 @@ class GroupDraws(SlotDraws):
     @property
     def settings(self) -> tuple[Any, ...]:
         return () if self._staleness is None else self._staleness.draws.all_settings
+
+    @property
+    def versions(self) -> dict[NestedKey, int]:
+        return {} if self._staleness is None else self._staleness.draws.versions
 
     @property
     def undoable(self) -> Undoable | None:

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from tensordict import NestedKey
 
 from fbuf.memory_plan import Share
 from fbuf.samplers import Chances
@@ -93,6 +94,10 @@ class OwnDraws(Draws):
     @property
     def settings(self) -> tuple[Any, ...]:
         return () if self._inherited is None else self._inherited.settings
+
+    @property
+    def versions(self) -> dict[NestedKey, int]:
+        return {} if self._inherited is None else self._inherited.versions
 
     def let_go(self) -> None:
         if self._inherited is not None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import NestedKey
 from torch import Tensor
 
 from fbuf.memory_plan import Share
@@ -63,6 +64,10 @@ class StalenessDraws(SlotDraws):
     @property
     def settings(self) -> tuple[Any, ...]:
         return self._consumer_version, self._max_staleness, self.staleness_weight_fn, self.version_key
+
+    @property
+    def versions(self) -> dict[NestedKey, int]:
+        return {self.version_key: self._consumer_version}
 
     def clear(self) -> None:
         """Compute the weights anew at the next draw."""

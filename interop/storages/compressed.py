@@ -23,7 +23,7 @@ from interop.data.arguments import whole
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense
 from interop.storages.checkpointers import CompressedListStorageCheckpointer
 from interop.storages.contents import Contents
-from interop.storages.lists import ListStorage
+from interop.storages.lists import ListContents, ListStorage
 
 _OBJECT = Value("object")  # any leaf that is no tensor
 _LIBRARIES = ("compression.zstd", "zstandard") if sys.version_info >= (3, 14) else ("zstandard",)
@@ -261,7 +261,7 @@ class CompressedListStorage(ListStorage):
         return super()._with_state_dict({**rest, "_storage": list(held)})
 
 
-class _CompressedContents(Contents):
+class _CompressedContents(ListContents):
     """The items of a compressed list."""
 
     @property

@@ -1,7 +1,7 @@
 """What the library asks of stored items, beside `get` and `set`: their rows, their layout, their entries."""
 
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -147,6 +147,24 @@ class Contents:
         """Note that rows, a slice or an array of numbers, were changed in place."""
         self._storage.ring.edited(rows)
 
+    def appended(
+        self, places: tuple[torch.Tensor, ...], more: Mapping[KeyPath, object], replace: Mapping[KeyPath, object]
+    ) -> Callable[[], None]:
+        """Check values that are put behind entries of stored items. The function writes them, and may run twice.
+
+        Args:
+            places: of different stored items, int64 [n] for each item dim, on the CPU.
+            more: by path, for each item what is put behind its value.
+            replace: by path the new values of other entries, [n, ...]; a number is for all.
+
+        Raises, before anything is written: TypeError for items that do not grow, or for an entry that does not; KeyError
+        for an entry that is not stored; RuntimeError for another dtype, shape or number of values.
+        """
+        raise TypeError(
+            f"append_to() needs a storage of tensors with text or ragged rows, or a list: the items of a "
+            f"{type(self._storage).__name__} do not grow; nothing was written"
+        )
+
     # ------------------------------------------------------------------ values of items in files
 
     @property
@@ -223,6 +241,16 @@ class TableContents(Contents):
     def edited(self, rows: Any) -> None:
         self._table.ring.edited(rows)
         self._table.edited()
+
+    def appended(
+        self, places: tuple[torch.Tensor, ...], more: Mapping[KeyPath, object], replace: Mapping[KeyPath, object]
+    ) -> Callable[[], None]:
+        if not self._are_read((*more, *replace)):
+            raise TypeError(
+                f"the get() of {type(self._storage).__name__} makes entries of the rows, which are not what grows: write "
+                "whole items, by rb[index] = data; nothing was written"
+            )
+        return self._table.appended(places, more, replace)
 
     @property
     def kept(self) -> KeptValues | None:

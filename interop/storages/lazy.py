@@ -37,6 +37,9 @@ class LazyTensorStorage(TensorStorage):
             open keep them.
         ragged: keys of entries whose rows may have any length along their first dim. They are stored one behind the
             other and read as jagged nested tensors. Nested tensors need not be named here.
+        shared_prefixes: keys of ragged entries whose rows are stored once as far as they begin alike, such as completions
+            of a prompt, or the branches of a tree of turns. A row is compared with the last 64 that this process has written
+            with the same first 256 bytes. Draws, edits and checkpoints are as without; checkpoints have whole rows.
         fill: by key, the values of stored rows for keys that come with a later batch; expanded to the shape of an item.
     """
 
@@ -52,6 +55,7 @@ class LazyTensorStorage(TensorStorage):
         cleanup_memmap: bool = True,
         fill: Mapping[Any, Any] | None = None,
         ragged: Collection[Any] = (),
+        shared_prefixes: Collection[Any] = (),
     ) -> None:
         if shared_init:
             refuse_shared_init(compilable, consolidated)
@@ -63,7 +67,8 @@ class LazyTensorStorage(TensorStorage):
             place = Consolidated(device)
         if shared_init:
             place = shared_by_processes(place, self, cleanup_memmap, asked=True)
-        self._begin(place, max_size, whole("ndim", ndim), compilable, by_path(fill), [as_path(key) for key in ragged])
+        paths = [as_path(key) for key in ragged], [as_path(key) for key in shared_prefixes]
+        self._begin(place, max_size, whole("ndim", ndim), compilable, by_path(fill), *paths)
 
     @property
     def shared_init(self) -> bool:

@@ -1,7 +1,7 @@
 """Any objects in a Python list."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from interop.checkpoint.plain_values import opened, plain
 from interop.checkpoint.state import EXACT, Apply, LoadOptions, as_tensors, defined_outside
 from interop.checkpoint.values import load_items, save_items
 from interop.data.index import as_int, as_list
-from interop.data.layout import Layout
+from interop.data.layout import KeyPath, Layout
 from interop.data.pytrees import each_leaf
 from interop.engine import plans
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.checkpointers import ListStorageCheckpointer, Unsaved
 from interop.storages.contents import Contents
+from interop.storages.longer_items import with_more
 from interop.storages.storage import Storage
 
 
@@ -108,7 +109,7 @@ class ListStorage(Storage):
         return found if single is None else found[0]
 
     def _new_contents(self) -> Contents:
-        return Contents(self, tracks_writes=type(self).set is ListStorage.set)
+        return ListContents(self, tracks_writes=type(self).set is ListStorage.set)
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -290,6 +291,24 @@ class ListStorage(Storage):
         if not self._storage:
             return f"{type(self).__name__}()"
         return f"{type(self).__name__}(items=[{self._taken([0])[0]}, ...])"
+
+
+class ListContents(Contents):
+    """The items of a list."""
+
+    def appended(
+        self, places: tuple[Tensor, ...], more: Mapping[KeyPath, object], replace: Mapping[KeyPath, object]
+    ) -> Callable[[], None]:
+        storage = self._storage
+        assert isinstance(storage, ListStorage)
+        [rows] = places
+        slots = rows.tolist()
+        items = with_more([storage[slot] for slot in slots], slots, more, replace)
+
+        def write() -> None:
+            storage.set(slots, items, set_cursor=False)
+
+        return write
 
 
 def _has_graph(item: Any) -> bool:

@@ -50,7 +50,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             `scratch_dir`. A process that is killed by a signal, also SIGTERM, leaves its files.
         shared_init: make a storage without items in `scratch_dir` at once, to be given to processes before the first
             write.
-        fill, ragged: as for `LazyTensorStorage`.
+        fill, ragged, shared_prefixes: as for `LazyTensorStorage`.
         checksums: `close` flushes the files and writes checksums of them, by block of 4 MiB, so that `interop.verify` finds
             damage. Writes take no longer. A folder that was closed with checksums gets new ones at each `close`. One that
             was not closed, as after a kill, has none: `interop.verify` says so, and `interop.seal` writes them.
@@ -69,6 +69,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         shared_init: bool = False,
         fill: Mapping[Any, Any] | None = None,
         ragged: Collection[Any] = (),
+        shared_prefixes: Collection[Any] = (),
         checksums: bool = False,
     ) -> None:
         if device not in ("auto", None) and torch.device(device).type != "cpu":
@@ -96,7 +97,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         if shared_init:
             refuse_shared_init(compilable, consolidated=False)
             place = shared_by_processes(place, self, asked=True)
-        self._begin(place, max_size, ndim, compilable, by_path(fill), [as_path(key) for key in ragged])
+        paths = [as_path(key) for key in ragged], [as_path(key) for key in shared_prefixes]
+        self._begin(place, max_size, ndim, compilable, by_path(fill), *paths)
         if shared_init and self._files is not None:
             self._files.make_folder()
 

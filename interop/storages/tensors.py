@@ -100,6 +100,7 @@ class TensorStorage(Storage):
         compilable: bool,
         fill: Mapping[KeyPath, Tensor] | None = None,
         ragged: Collection[KeyPath] = (),
+        shared_prefixes: Collection[KeyPath] = (),
     ) -> None:
         """Hold a table over a place."""
         super().__init__(max_size, compilable=compilable)  # type: ignore[arg-type]  # checked there
@@ -115,6 +116,7 @@ class TensorStorage(Storage):
             is_local=compilable,
             fill=fill,
             ragged=ragged,
+            shared_prefixes=shared_prefixes,
         )
         self.contents = self._table_contents()
 
