@@ -3,11 +3,20 @@
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from interop.buffers.rate_limiter import RateLimiter, looks
 from interop.buffers.replay_buffer import ReplayBuffer
+from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.data.arguments import whole
+from interop.sample_units import SampleUnit
+from interop.samplers import Sampler
+from interop.storages import Storage
+from interop.transforms import Transform
+from interop.writers import Writer
 
 
 class RateLimitedReplayBuffer(ReplayBuffer):
@@ -19,15 +28,54 @@ class RateLimitedReplayBuffer(ReplayBuffer):
 
     Args:
         samples_per_insert: above 0, and finite.
-        **kwargs: those of `ReplayBuffer`, but `prefetch` and `limiter`.
+
+    The other arguments are those of `ReplayBuffer`; `prefetch` excludes the limit.
     """
 
     limiter: RateLimiter
 
-    def __init__(self, *, samples_per_insert: float, **kwargs: Any) -> None:
-        if "limiter" in kwargs:
-            raise TypeError("limiter follows from samples_per_insert: give it to a ReplayBuffer")
-        super().__init__(limiter=RateLimiter(samples_per_insert, 1, (0, math.inf), timeout=0), **kwargs)
+    def __init__(
+        self,
+        *,
+        samples_per_insert: float,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        transform_factory: Callable[[], Transform | Callable[[Any], Any]] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: StorageCheckpointerBase | type[StorageCheckpointerBase] | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+    ) -> None:
+        super().__init__(
+            storage=storage,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            transform_factory=transform_factory,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            checkpointer=checkpointer,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+            delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            consume_after_n_samples=consume_after_n_samples,
+            limiter=RateLimiter(samples_per_insert, 1, (0, math.inf), timeout=0),
+        )
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether a batch may be drawn now. Does not wait. RuntimeError without a batch size."""

@@ -58,7 +58,12 @@ class Coordinator:
         return RateCounts(sum(self._inserted), self._sampled, size)
 
     def admit(self, call: Call, items: int, shard: int) -> RateCounts | None:
-        """Count a call of so many items, if it is allowed now; else return what was counted."""
+        """Count a call of so many items, if it is allowed now; else return what was counted.
+
+        LookupError in a process that has restarted, and has lost the counters: a client calls `set_rates` then.
+        """
+        if self._rule is not None and not self._rooms:
+            raise LookupError("the coordinator of the shards has restarted without the counters of the limiter")
         counts = self.rates()
         if self._rule is not None and not counts.allow(self._rule, call, items):
             return counts

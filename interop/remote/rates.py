@@ -27,7 +27,7 @@ class RemoteLimiter(Shown):
 
     A call is counted when it is admitted, and no more if it fails: so the band holds for all clients together. This costs
     one round trip to the coordinator a call, and one more for each look of a wait. A client that is killed within a call may
-    leave its items counted.
+    leave its items counted. If the coordinator is killed, the count begins in balance.
 
     Attributes:
         rule: the `fbuf.RateLimiter`.
@@ -75,7 +75,11 @@ class RemoteLimiter(Shown):
         begun = time.monotonic()
         refused: RateCounts | None = None
         for waited in looks(begun, self.timeout, shortest=1e-3):  # noqa: B007
-            refused = self._shards.coordinate("admit", call, items, shard)
+            try:
+                refused = self._shards.coordinate("admit", call, items, shard)
+            except LookupError:
+                self._shards.begin_rates(None)
+                refused = self._shards.coordinate("admit", call, items, shard)
             if refused is None:
                 break
             refuse_endless(self.rule, *((items, 1) if call == "extend" else (1, items)))

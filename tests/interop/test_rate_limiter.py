@@ -546,7 +546,7 @@ def test_the_buffer_of_torchrl() -> None:
     other = RateLimitedReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, samples_per_insert=1.5)
     other.load_state_dict(rb.state_dict())
     assert other.stats()["sample_budget"] == 28
-    with pytest.raises(TypeError, match="follows from samples_per_insert"):
-        RateLimitedReplayBuffer(samples_per_insert=1, limiter=RateLimiter())
+    with pytest.raises(ValueError, match="prefetch and limiter exclude"):
+        RateLimitedReplayBuffer(samples_per_insert=1, batch_size=2, prefetch=2)
     with pytest.raises(ValueError, match="above 0"):
         RateLimitedReplayBuffer(samples_per_insert=0)

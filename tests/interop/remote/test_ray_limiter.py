@@ -1,6 +1,8 @@
 """The rate limiter of a buffer in Ray actors: one count for all clients and shards, over checkpoints."""
 
+import contextlib
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,11 @@ import torch
 from tensordict import TensorDict
 
 from fbuf import RateLimiter as Rule
-from interop import LazyTensorStorage, RateLimiter, RayReplayBuffer, TensorDictReplayBuffer
+from interop import LazyTensorStorage, RateLimiter, RayReplayBuffer, RemoteError, TensorDictReplayBuffer
 from interop.buffers.rate_counts import RateCounts
 from interop.remote.coordinator import Coordinator
 
+ray = pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:ResourceWarning", "ignore:.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"),
@@ -27,6 +30,8 @@ def rows(count: int) -> TensorDict:
 def test_the_coordinator_counts_as_the_rule_says() -> None:
     """Without Ray: the items of each shard, and what fits into it."""
     made = Coordinator(2, Rule(2, 3, (0, 20)))
+    with pytest.raises(LookupError, match="has restarted without the counters"):
+        made.admit("sample", 1, 0)
     made.set_rates([0, 0], None, [4, 4])
     assert made.admit("sample", 1, 0) == RateCounts(0, 0, 0)
     assert made.admit("extend", 6, 0) is None
@@ -81,6 +86,17 @@ def test_clients_wait_for_each_other(cluster: None, tmp_path: Path) -> None:
         for thread in actors:
             thread.join()
         assert limiter.sampled == 320 and limiter.inserted == rb.write_count == rb.stats()["limiter/inserted"]
+        ray.kill(limiter._shards._coordinator, no_restart=False)
+        limiter.timeout = 60
+        until = time.monotonic() + 60
+        goes_on = False
+        while not goes_on:
+            assert time.monotonic() < until
+            with contextlib.suppress(RemoteError):  # of calls that are lost with the coordinator, or until it is there
+                rb.sample()
+                goes_on = limiter.sampled == (limiter.inserted - 16) * 4 + 8  # in balance, and a batch
+            time.sleep(0.2)
+        assert limiter.inserted == rb.write_count
         limiter.timeout = 0
         with pytest.raises(TimeoutError, match=r"extend.. of 3 items has waited .* for sample.. of another client"):
             while True:
@@ -88,12 +104,14 @@ def test_clients_wait_for_each_other(cluster: None, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="need 121"):
             rb.extend(rows(30))
         inserted = limiter.inserted
+        sampled = limiter.sampled
         rb.dumps(tmp_path / "rb")
+        limiter.timeout = 60
         rb.sample()
         rb.loads(tmp_path / "rb")
-        assert (limiter.inserted, limiter.sampled) == (inserted, 320)
+        assert (limiter.inserted, limiter.sampled) == (inserted, sampled)
         other = rb.client()
-        assert other.limiter is not None and other.limiter.sampled == 320
+        assert other.limiter is not None and other.limiter.sampled == sampled
         rb.empty()
         assert (limiter.inserted, limiter.sampled) == (0, 0) and not limiter.can_sample()
     finally:
