@@ -563,11 +563,11 @@ class ReplayBuffer(Sampled):
             stored = list(stored)  # the call may be made again
         return self.limiter.when_allowed(partial(self._write_locked, stored, many, with_priorities))
 
-    def _write_locked(self, stored: object, many: bool, with_priorities: bool) -> Any:
+    def _write_locked(self, stored: object, many: bool, with_priorities: bool) -> object:
         with locked(self):
             return self._write(stored, many, with_priorities)
 
-    def _store_keeping(self, data: Any, many: bool, with_priorities: bool) -> Any:
+    def _store_keeping(self, data: Any, many: bool, with_priorities: bool) -> object:
         """`_store` with transforms that keep state between writes."""
         chain = self._transform
         with locked(self):

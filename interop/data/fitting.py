@@ -8,7 +8,7 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 
-def fitting(place: Tensor, value: Any, path: tuple[Any, ...]) -> Tensor:
+def fitting(place: Tensor, value: object, path: tuple[Any, ...]) -> Tensor:
     """The value as a tensor that fits the place, on its device. A number is spread over the place.
 
     TypeError for other values than numbers and tensors, RuntimeError for another shape, dtype or layout.

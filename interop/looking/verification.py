@@ -399,7 +399,7 @@ def _h5(path: Path, report: Report, progress: Progress | None = None) -> None:
         )
 
 
-def _as_read(root: Path, report: Report, reader: str, **options: Any) -> None:
+def _as_read(root: Path, report: Report, reader: str, **options: object) -> None:
     """What the reader of a dataset refuses is damage: missing files, wrong counts, other columns. O(rows).
 
     `reader` is its module and class, `options` are arguments besides the id. Where packages that it needs are missing, a

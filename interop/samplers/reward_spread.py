@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class RewardSpread:
         found: np.ndarray = column.reshape(slots.size, -1).double().mean(1).cpu().numpy()
         return found
 
-    def _weights(self, std: np.ndarray) -> Any:
+    def _weights(self, std: np.ndarray) -> np.ndarray | float:
         if self.weight_fn is None or not std.size:
             return 1.0
         result = self.weight_fn(torch.from_numpy(std.copy()))

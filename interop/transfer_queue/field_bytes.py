@@ -158,7 +158,7 @@ def _packed(value: object, where: str, allow_pickle: bool) -> bytes:
     return b"".join([b"v", len(head).to_bytes(4, "little"), head, text, *(piece.tobytes() for piece in pieces)])
 
 
-def _unpacked(raw: bytes, where: str) -> Any:
+def _unpacked(raw: bytes, where: str) -> object:
     if raw[:1] == b"j":
         return json.loads(raw[1:])
     if raw[:1] == b"n":
