@@ -130,7 +130,8 @@ def page() -> str:
         "# Gallery",
         "",
         "Whole programs, one file each, with what they learn. `make gallery` runs them and draws the curves;",
-        "times are of two cores of a machine that others used too. Each program fails where it has not learned.",
+        "times are of two cores of a machine that others used too, without those of Ray's processes. Each program fails",
+        "where it has not learned.",
         "",
     ]
     for program in programs():

@@ -82,6 +82,8 @@ class Tracer:
         self.where = ""
 
     def __enter__(self) -> "Tracer":
+        if self.looks:  # Python 3.12 reports no instruction unless a frame asked for them before
+            sys._getframe().f_trace_opcodes = True
         sys.settrace(self._call)
         return self
 
