@@ -303,7 +303,7 @@ def _rest(rb: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("by", ["dumps", "state_dict", "deepcopy", "folder", "resize"])
-@pytest.mark.parametrize("choices", CHOICES, ids=str)
+@pytest.mark.parametrize("choices", CHOICES, ids=" ".join)
 def test_it_goes_on_in_the_middle(by: str, choices: dict[str, Any], tmp_path: Path) -> None:
     def storage(name: str) -> Storage:
         return LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / name)
@@ -336,7 +336,7 @@ def test_it_goes_on_in_the_middle(by: str, choices: dict[str, Any], tmp_path: Pa
     assert _rest(rb) == _rest(other)
 
 
-@pytest.mark.parametrize("choices", CHOICES, ids=str)
+@pytest.mark.parametrize("choices", CHOICES, ids=" ".join)
 def test_an_interrupt_at_any_step_of_a_draw_counts_it_or_not(choices: dict[str, Any]) -> None:
     def left(at: int | None) -> tuple[str, int, str]:
         rb = _in_use(choices, LazyTensorStorage(CAPACITY))
