@@ -17,7 +17,7 @@ import fbuf
 ROOT = Path(__file__).parents[1]
 SOURCES = ("fbuf", "interop")
 BESIDE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "MANIFEST.in")
-MOST_BYTES = 1_250_000  # of the wheel; lower it when code goes
+MOST_BYTES = 1_300_000  # of the wheel: source alone; lower it when code goes
 
 # Refuses what the declared needs of fbuf do not bring, then uses the package from the folder.
 WITH_JAX_ALONE = """

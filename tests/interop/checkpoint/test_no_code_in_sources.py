@@ -13,6 +13,7 @@ READERS["interop/llm/memmaps.py"] = {"TensorDict.load_memmap"}  # after a look a
 READERS["interop/datasets/preprocessing.py"] = {"loads"}  # in a worker: the function that this process was given
 READERS["interop/remote/actor.py"] = {"loads"}  # the constructors that the client of the same cluster has sent
 READERS["interop/remote/wire.py"] = {"loads"}  # what processes of one cluster send each other; never a file
+READERS["interop/transfer_queue/field_bytes.py"] = {"loads"}  # with allow_pickle=True, which an argument asks for
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "joblib", "_pickle"}
 
 
