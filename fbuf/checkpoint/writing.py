@@ -190,6 +190,7 @@ class Writing:
 
     def _open(self) -> int:
         """Make the folder if it is missing, wait for its lock, and return the open folder."""
+        _make(self.path.parent)
         while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path)
@@ -279,6 +280,16 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it that are missing; each is on the disk before the next."""
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    with contextlib.suppress(FileExistsError):  # another process was faster; a file fails where it is used
+        os.mkdir(folder)
+    flush(folder.parent)
 
 
 def _entry(folder: Path, name: str) -> FileEntry:

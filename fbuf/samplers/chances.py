@@ -49,7 +49,7 @@ _WORDS = {
     Reason.LOST: "the frames of its observations are not all stored",
     Reason.WAITING: "items come in a fixed order, and others come before it",
     Reason.UNKNOWN: "the sampler does not say how often it draws an item",
-    Reason.ZERO_WEIGHT: "the weight of its staleness is zero",
+    Reason.ZERO_WEIGHT: "its weight is zero, by its staleness or by the rewards of its group",
     Reason.INCOMPLETE: "not all rows of its group are stored",
     Reason.BLOCKED: "another member that may be drawn from has no items, so that no batch can be drawn",
     Reason.TOO_FEW: "with drop_last no batch can be drawn, which has more items or slices than there are",

@@ -123,7 +123,11 @@ class Entries(Fields):
             raise CheckpointMismatch(f"{self.where}: {'; '.join(self._refused)}")
         changed, self._changed = self._changed, []
         if changed:
-            warnings.warn(f"{self.where}: the checkpoint counts, with {', '.join(changed)}", UserWarning, stacklevel=6)
+            warnings.warn(
+                f"{self.where}: the checkpoint counts: it has {', '.join(changed)}, with which this one was built",
+                UserWarning,
+                stacklevel=6,
+            )
 
 
 class Aliases:

@@ -176,9 +176,9 @@ def _seal(given: argparse.Namespace) -> int:
 
 def _view(given: argparse.Namespace) -> int:
     from interop import view
-    from interop.opening import open
+    from interop.opening import open_as_stored
 
-    found: object = open(given.path)
+    found: object = open_as_stored(given.path)
     if given.member is not None:
         members = getattr(found, "members", None)
         if members is None or not 0 <= given.member < len(members):

@@ -14,7 +14,7 @@ from interop.datasets import to_hub_folder, to_minari
 from interop.formats import H5StorageCheckpointer
 from interop.looking import seal
 from interop.looking.path_kinds import MEANINGS, kind_of
-from interop.opening import open
+from interop.opening import open, open_as_stored
 from interop.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 
 _ROWS = 4096  # at once
@@ -110,7 +110,7 @@ def resize(source: str, target: str, items: int) -> Path:
 
 def _opened(path: str) -> ReplayBuffer | ReplayBufferEnsemble:
     """What is at a path, whose rows are as they are stored."""
-    buffer = open(path, components={"transform": None} if kind_of(path) == "checkpoint" else None)
+    buffer = open_as_stored(path)
     assert isinstance(buffer, ReplayBuffer | ReplayBufferEnsemble)
     return buffer
 

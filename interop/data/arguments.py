@@ -14,6 +14,12 @@ import torch
 from fbuf import checks
 from interop.data.keys import nearest
 
+EMPTY = (
+    "Cannot sample from an empty storage. Call extend() or add() first; a transform such as MultiStepTransform holds the "
+    "first rows back until it knows what follows them."
+)
+"""The text of the error of a draw where nothing is stored."""
+
 
 def whole(name: str, value: Any, least: int = 1) -> int:
     """A Python int for a whole number: an int of any library, a float such as 1e5, an array or tensor without dims.

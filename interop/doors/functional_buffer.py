@@ -19,7 +19,7 @@ from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
 from fbuf.looking import Description, describe
 from fbuf.shown import Shown
 from interop.data import bridge, randomness
-from interop.data.arguments import not_negative, whole
+from interop.data.arguments import EMPTY, not_negative, whole
 from interop.data.keys import as_path
 from interop.data.untraced import untraced
 from interop.doors.held_state import Handle, HeldState
@@ -205,7 +205,7 @@ class FunctionalReplayBuffer(Shown):
         if tensors:
             return program, tensors, ended
         if not len(self):
-            raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+            raise RuntimeError(EMPTY)
         raise RuntimeError(
             f"nothing can be drawn from the {len(self)} stored items: for slices no trajectory is long enough, all items of "
             "a queue were returned, or an epoch has fewer items than a batch"

@@ -109,6 +109,11 @@ def open(
     )
 
 
+def open_as_stored(path: str | os.PathLike[str]) -> Sampled:
+    """`open`, to look at or convert: of a checkpoint without its transforms, which a program would have to pass."""
+    return open(path, components={"transform": None} if kind_of(path) == "checkpoint" else None)
+
+
 def _rows(root: Path, mode: Mode, given: Components, batch_size: int | None) -> ReplayBuffer:
     storage = LazyMemmapStorage.open(root, mode)
     try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from interop.data import randomness
+from interop.data.arguments import EMPTY
 from interop.samplers.shares import ShardContents
 
 
@@ -19,7 +20,7 @@ def masses_of(shares: Sequence[ShardContents]) -> np.ndarray:
     if masses.any():
         return masses
     if not any(share.size for share in shares):
-        raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+        raise RuntimeError(EMPTY)
     if (unit := shares[0].unit) > 1:
         raise RuntimeError(f"no shard has a slice of {unit} items: write longer trajectories, or draw shorter slices")
     raise RuntimeError("non-positive p_sum: every stored priority is zero. Give a positive priority, or use eps > 0")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from interop.data.arguments import EMPTY
 from interop.host.device_rows import JaxRows
 from interop.samplers.draws import Draws
 from interop.storages import Storage, TensorStorage
@@ -58,7 +59,7 @@ def stored(storage: Storage) -> int:
     """The number of stored items. RuntimeError if there are none."""
     size = len(storage)
     if size == 0:
-        raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+        raise RuntimeError(EMPTY)
     return size
 
 

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointer import StorageCheckpointerBase
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
-from interop.data.arguments import class_of, whole
+from interop.data.arguments import EMPTY, class_of, whole
 from interop.data.randomness import Seeded
 from interop.engine import plans
 from interop.engine.followers import Follower, Followers
@@ -174,7 +174,7 @@ class Storage(Component, Seeded):
     def random_index(self, batch_size: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """An index of items drawn uniformly: int64 [batch_size], a tuple of these for several item dims."""
         if not len(self):
-            raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+            raise RuntimeError(EMPTY)
         device = "cpu" if self._rng is None else self._rng.device
         batch_size = whole("batch_size", batch_size, least=0)
         slots = torch.randint(len(self), (batch_size,), generator=self._rng, device=device)

@@ -97,9 +97,9 @@ def to_rerun(
 
 
 def _buffer_of(source: object) -> ReplayBuffer:
-    """The buffer, or the one at a path."""
+    """The buffer, or the one at a path, with rows as they are stored."""
     if isinstance(source, str | os.PathLike):
-        source = importlib.import_module("interop").open(source)
+        source = importlib.import_module("interop.opening").open_as_stored(source)
     if not isinstance(source, ReplayBuffer):
         raise TypeError(
             f"a ReplayBuffer or a path is needed, got {class_of(source)}: view members of an ensemble one by one"

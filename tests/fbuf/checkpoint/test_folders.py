@@ -76,6 +76,18 @@ def test_paths_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "MANIFEST.json").exists()
 
 
+TREE = {"x": BIG}
+
+
+def test_folders_above_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "a" / "step499"
+    save(path, TREE)
+    assert same(loaded(path), TREE)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        save(tmp_path / "file" / "step499", TREE)
+
+
 def test_the_manifest_and_the_data_are_no_links(tmp_path: Path) -> None:
     save(tmp_path / "c", BIG)
     for name in ("MANIFEST.json", next(tmp_path.glob("c/data-*")).name):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import interop
+from fbuf.checkpoint import CheckpointMismatch
 from interop.command.app import main
 from interop.doctor import doctor, environment, wheels_that_do_not_fit
 from tests.interop.looking.places import a_buffer, a_checkpoint, a_folder, an_ensemble
@@ -155,3 +156,17 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     interop.show_versions()
     assert "fbuf and interop: " in capsys.readouterr().out
     assert run(capsys, "doctor", tmp_path / "nothing")[0] == 2
+
+
+def test_a_checkpoint_is_viewed_and_converted_without_its_transform(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    buffer = a_buffer()
+    buffer.append_transform(lambda data: data.set("two", data["next", "reward"] * 2))
+    buffer.dumps(tmp_path / "saved")
+    with pytest.raises(CheckpointMismatch, match="transform"):
+        interop.open(tmp_path / "saved")
+    status, _, error = run(capsys, "view", tmp_path / "saved", "--out", tmp_path / "page.html")
+    assert (status, error) == (0, "") and (tmp_path / "page.html").stat().st_size > 10_000
+    assert interop.view.write(tmp_path / "saved", tmp_path / "again.html").is_file()
+    assert run(capsys, "convert", tmp_path / "saved", tmp_path / "rows")[0] == 0
