@@ -221,7 +221,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:
         """One priority for each row. A list has the values of each row."""
         if isinstance(priority, Tensor) and priority.numel() == rows:  # nearly always: nothing is reduced
-            return real_numbers(priority).reshape(rows)
+            values = real_numbers(priority)
+            return values if values.ndim == 1 else values.reshape(rows)
         return reduced(priority, rows, getattr(self._sampler, "reduction", "max"))
 
 
