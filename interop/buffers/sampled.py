@@ -226,8 +226,7 @@ class Sampled(Component):
             timeout: has no effect: nothing is waited for.
         """
         self.is_alive = False  # first: no batch is requested after the queue was dropped
-        with self._locked():
-            self.drop_prefetched()
+        self.drop_prefetched()
 
     # ------------------------------------------------------------------ batches
 
@@ -288,7 +287,7 @@ class Sampled(Component):
             draw=partial(self._draw, batch_size),
             begin=lambda: RequestedBatch(self._generators()),
             fill=partial(self._fill, batch_size),
-            more=self._may_request,
+            more=lambda: self.is_alive and self._may_request(),
             make=self._make,
             lock=self._locked_to_reserve(),
             settings=self._settings(),

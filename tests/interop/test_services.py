@@ -83,6 +83,12 @@ def test_after_shutdown_rows_are_read_but_not_drawn(prefetch, tmp_path):
     assert other.is_alive and len(other.sample()) == 4
 
 
+def test_shutdown_makes_no_components():
+    rb = ReplayBuffer(storage=lambda: pytest.fail("made"), delayed_init=True, batch_size=4, prefetch=2)
+    rb.shutdown()
+    assert not rb.initialized and not rb.is_alive
+
+
 def test_an_ensemble_is_a_service_of_this_process():
     rb = ReplayBufferEnsemble(ReplayBuffer(storage=LazyTensorStorage(8)))
     assert rb.client() is rb and rb.is_alive
