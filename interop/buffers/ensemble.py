@@ -65,6 +65,8 @@ class ReplayBufferEnsemble(Sampled):
         prefetch, pin_memory: as for `ReplayBuffer`.
     """
 
+    runs_in_ray = False
+
     def __init__(
         self,
         *rbs: ReplayBuffer,
@@ -206,7 +208,7 @@ class ReplayBufferEnsemble(Sampled):
         if any(member.sampler.hooks.takes_priorities for member in self.members):
             for part in parts:
                 part.info.setdefault("priority_weight", torch.ones(part.slots.shape[0], device=part.slots.device))
-        return self.completed(assembled(parts, self._collate_fn), collate.identity), parts
+        return self._completed(assembled(parts, self._collate_fn), collate.identity), parts
 
     def _info(self, info: Any) -> TensorDictBase:
         return info_of(info)

@@ -43,14 +43,6 @@ class HasEpisodes(HasStorage, HasTransforms, Protocol):
     @property
     def collate_fn(self) -> Callable[[Any], Any]: ...
 
-    def completed(
-        self,
-        data: object,
-        collate_fn: Callable[[Any], Any] | None = None,
-        revise: Callable[[Any], Any] | None = None,
-        order: Order | None = None,
-    ) -> object: ...
-
 
 B = TypeVar("B", bound=HasEpisodes)
 
@@ -75,6 +67,7 @@ class Episodes(Shown, Generic[B]):
         self,
         buffer: B,
         make: Callable[[Storage, Callable[[], Sampler] | None], B],
+        complete: Callable[..., Any],
         keys: TrajectoryKeys,
         known: "Episodes[B] | None" = None,
     ) -> None:
@@ -83,6 +76,7 @@ class Episodes(Shown, Generic[B]):
         Args:
             buffer: the buffer.
             make: makes a buffer over another storage, with a sampler.
+            complete: `complete(data, collate_fn, order=...)` collates and transforms rows that were read.
             keys: the entries that mark trajectories.
             known: the episodes of the same buffer at an earlier moment.
 
@@ -97,6 +91,7 @@ class Episodes(Shown, Generic[B]):
         storage = buffer.storage
         self._buffer = buffer
         self._make = make
+        self._complete = complete
         same = known is not None and known.source.keys.keys == keys
         self._source = known.source if known is not None and same else StoredTrajectories(BoundaryKeys(keys))
         self._counts = storage.ring.counts, len(storage)
@@ -222,7 +217,7 @@ class Episodes(Shown, Generic[B]):
             dims = list(index)
             dims[0], dims[buffer.dim_extend] = dims[buffer.dim_extend], dims[0]  # as `rb[...]` counts them
             order = Order.of(buffer, tuple(dims))
-        return buffer.completed(data, collate_fn, order=order)
+        return self._complete(data, collate_fn, order=order)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rows of each."""

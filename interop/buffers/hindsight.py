@@ -2,9 +2,9 @@
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -108,6 +108,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
         limiter: RateLimiter | None = None,
+        service_backend: Literal["direct", "ray"] | None = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport: Literal["auto", "direct", "ray"] = "auto",
+        transport_options: Mapping[str, Any] | None = None,
         priority_key: NestedKey | None = "td_error",
     ) -> None:
         if not callable(reward_fn):
@@ -145,6 +149,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
             limiter=limiter,
+            service_backend=service_backend,
+            service_backend_options=service_backend_options,
+            transport=transport,
+            transport_options=transport_options,
             priority_key=priority_key,
         )
 

@@ -1,7 +1,7 @@
 """Replay buffers with a prioritized sampler."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey
@@ -67,6 +67,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
         limiter: RateLimiter | None = None,
+        service_backend: Literal["direct", "ray"] | None = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport: Literal["auto", "direct", "ray"] = "auto",
+        transport_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._workers_only_write = not sync
         if sampler is not None and sampler_device is not None:
@@ -95,6 +99,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
             limiter=limiter,
+            service_backend=service_backend,
+            service_backend_options=service_backend_options,
+            transport=transport,
+            transport_options=transport_options,
         )
 
     @property
@@ -147,6 +155,10 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
         limiter: RateLimiter | None = None,
+        service_backend: Literal["direct", "ray"] | None = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport: Literal["auto", "direct", "ray"] = "auto",
+        transport_options: Mapping[str, Any] | None = None,
         priority_key: NestedKey | None = "td_error",
     ) -> None:
         self._workers_only_write = not sync
@@ -175,6 +187,10 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
             limiter=limiter,
+            service_backend=service_backend,
+            service_backend_options=service_backend_options,
+            transport=transport,
+            transport_options=transport_options,
             priority_key=priority_key,
         )
 

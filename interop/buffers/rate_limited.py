@@ -3,8 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -55,6 +55,10 @@ class RateLimitedReplayBuffer(ReplayBuffer):
         delayed_init: bool | None = None,
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
+        service_backend: Literal["direct", "ray"] | None = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport: Literal["auto", "direct", "ray"] = "auto",
+        transport_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
             storage=storage,
@@ -75,6 +79,10 @@ class RateLimitedReplayBuffer(ReplayBuffer):
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
             limiter=RateLimiter(samples_per_insert, 1, (0, math.inf), timeout=0),
+            service_backend=service_backend,
+            service_backend_options=service_backend_options,
+            transport=transport,
+            transport_options=transport_options,
         )
 
     def can_sample(self, batch_size: int | None = None) -> bool:

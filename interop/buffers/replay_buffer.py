@@ -41,6 +41,7 @@ from interop.buffers.ray_actors import actor_class
 from interop.buffers.request import Request, reads_slots
 from interop.buffers.requested_batch import RequestedBatch, beside
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
+from interop.buffers.services import refuse_remote
 from interop.buffers.slot_account import account_of
 from interop.buffers.to_fbuf import to_fbuf
 from interop.buffers.trajectory import Trajectory, named_alone
@@ -100,6 +101,11 @@ class ReplayBuffer(Sampled):
         sample_unit: what a drawn item becomes in a batch, such as `Sequence` for windows; the item itself by default.
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
         limiter: keeps draws and writes in step; calls that run ahead wait. Excludes `prefetch`.
+        service_backend: "direct", the default, is a buffer in this process. "ray" returns a `RayReplayBuffer`, whose actor
+            holds a buffer of this class, with these arguments.
+        service_backend_options: of "ray": `ray_init_config`, `remote_config`, and further arguments of `RayReplayBuffer`.
+        transport: "auto", and "direct" or "ray", the only one of its backend.
+        transport_options: of "ray", as for `RayReplayBuffer`.
 
     Attributes:
         limiter: of the buffer, or None.
@@ -142,9 +148,14 @@ class ReplayBuffer(Sampled):
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
         limiter: RateLimiter | None = None,
+        service_backend: Literal["direct", "ray"] | None = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport: Literal["auto", "direct", "ray"] = "auto",
+        transport_options: Mapping[str, Any] | None = None,
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other")
+        refuse_remote(type(self), service_backend, service_backend_options, transport, transport_options)
         super().__init__(batch_size=batch_size, prefetch=prefetch, pin_memory=pin_memory, generator=generator)
         if consume_after_n_samples is not None:
             sampler = consuming(sampler, consume_after_n_samples)
@@ -200,9 +211,9 @@ class ReplayBuffer(Sampled):
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         """ValueError, TypeError or RuntimeError for components that do not work together."""
-        check_fit(storage, sampler, writer, self._unit, self._prefetch is not None)
+        check_fit(storage, sampler, writer, self._unit, self.prefetch_queue is not None)
         if self.limiter is not None:
-            self.limiter.check_fit(storage, self._batch_size, self._prefetch is not None)
+            self.limiter.check_fit(storage, self._batch_size, self.prefetch_queue is not None)
         if self._workers_only_write and storage.ndim != 1:
             raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
 
@@ -329,7 +340,7 @@ class ReplayBuffer(Sampled):
         numbers: dict[str, int | float | bool] = {
             "size": len(self) if self.initialized else 0,
             "write_count": self.write_count if self.initialized else 0,
-            "prefetch_queue_size": 0 if self._prefetch is None else len(self._prefetch),
+            "prefetch_queue_size": 0 if self.prefetch_queue is None else len(self.prefetch_queue),
             "initialized": self.initialized,
         }
         if self.limiter is not None:
@@ -497,7 +508,7 @@ class ReplayBuffer(Sampled):
         return self
 
     def _ask_to_share(self, shared: bool) -> None:
-        if shared and self._prefetch is not None:
+        if shared and self.prefetch_queue is not None:
             raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
         self._shared = bool(shared)
 
@@ -840,7 +851,7 @@ class ReplayBuffer(Sampled):
             if len(self._transform) and self._is_live(index, collate_fn):
                 data = editing.owned(data)
             order = Order.of(self, index)
-        return self.completed(data, collate_fn, order=order)
+        return self._completed(data, collate_fn, order=order)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         key = editing.as_key(index)
@@ -876,7 +887,7 @@ class ReplayBuffer(Sampled):
         with locked(self):
             keys = self._trajectory_keys()
             if self._episodes is None or not self._episodes.are_current(self, keys):
-                self._episodes = Episodes(self, self._over, keys, self._episodes)
+                self._episodes = Episodes(self, self._over, self._completed, keys, self._episodes)
             return self._episodes
 
     def query(
@@ -902,7 +913,7 @@ class ReplayBuffer(Sampled):
                 return []
             if trajectory_key is None:
                 return self._found_episodes().query(predicate)
-            return Episodes(self, self._over, named_alone(trajectory_key)).query(predicate)
+            return Episodes(self, self._over, self._completed, named_alone(trajectory_key)).query(predicate)
 
     def _trajectory_keys(self) -> TrajectoryKeys:
         """The entries that divide the episodes."""
@@ -1174,7 +1185,7 @@ class ReplayBuffer(Sampled):
         return Held(self._held())
 
     def _held(self) -> Iterator[None]:  # an `ExitStack` may leave locks held after a signal
-        with locked(self), nullcontext() if self._prefetch is None else self._prefetch.mutex:
+        with locked(self), nullcontext() if self.prefetch_queue is None else self.prefetch_queue.mutex:
             yield
 
     def _replaced_storages(self) -> list[Storage]:

@@ -4,11 +4,11 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from interop.buffers.components import check_batch_size
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Request
 from interop.buffers.requested_batch import RequestedBatch
+from interop.buffers.services import in_ray
 from interop.checkpoint.other_folders import refuse_other_folder
 from interop.checkpoint.state import EXACT, Apply, Component, LoadOptions
 from interop.data import randomness
@@ -48,13 +49,36 @@ class Sampled(Component):
         generator: the source of all random numbers; None for torch's global one.
 
     Attributes:
+        prefetch_queue: of prefetched batches; None without prefetch.
+        is_alive: False after `shutdown`.
+        service_backend: where the buffer is: "direct", in this process.
+        runs_in_ray: whether constructors take `service_backend="ray"`.
         readers: ensembles whose prefetched batches are dropped whenever those here are. They are not kept alive.
     """
 
+    prefetch_queue: Prefetch | None
+    is_alive: bool = True
+    service_backend = "direct"
+    runs_in_ray = True
     _transform: Compose
     _collate_fn: Callable[[Any], Any]
     _deferring: ItemValues | None = None  # of the sampler, if errors of its updates may come later
     _latest_checkpoint: Path | None = None  # the next one may share its files
+
+    def __new__(
+        cls,
+        *args: object,
+        service_backend: object = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        transport_options: Mapping[str, Any] | None = None,
+        **kwargs: object,
+    ) -> Self:
+        if service_backend == "ray":
+            if not cls.runs_in_ray:
+                raise TypeError(f"a {cls.__name__} has no service_backend='ray': its members are in this process")
+            return cast(Self, in_ray(cls, args, kwargs, service_backend_options, transport, transport_options))
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self, *, batch_size: int | None, prefetch: int | None, pin_memory: bool, generator: torch.Generator | None
@@ -72,7 +96,7 @@ class Sampled(Component):
             )
         self._batch_size = batch_size
         self._pin_memory = pin_memory
-        self._prefetch = Prefetch(prefetch) if prefetch else None
+        self.prefetch_queue = Prefetch(prefetch) if prefetch else None
         self._rng = as_generator(generator)
         self._begin()
 
@@ -150,7 +174,7 @@ class Sampled(Component):
     @batch_size.setter
     def batch_size(self, value: int | None) -> None:
         size = None if value is None else whole("batch_size", value)
-        if size is None and self._prefetch is not None:
+        if size is None and self.prefetch_queue is not None:
             raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
         check_batch_size(self.sampler, size)
         if size != self._batch_size:  # without the lock: a load sets it inside a transaction
@@ -161,11 +185,6 @@ class Sampled(Component):
     def generator(self) -> torch.Generator | None:
         """The source of all random numbers; None for torch's global generator."""
         return self._rng
-
-    @property
-    def prefetch_queue(self) -> Prefetch | None:
-        """The queue of prefetched batches; None without prefetch."""
-        return self._prefetch
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Use this generator from now on."""
@@ -191,6 +210,23 @@ class Sampled(Component):
             self._transform.insert(index, transform, invert=invert)
             self.drop_prefetched()
         return self
+
+    # ------------------------------------------------------------------ the buffer as a service
+
+    def client(self) -> Self:
+        """This buffer: workers of this process need no other handle. `RayReplayBuffer.client` makes one."""
+        return self
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End drawing: prefetched batches are dropped, and draws raise RuntimeErrors. Rows stay, to be read and saved.
+
+        Idempotent.
+
+        Args:
+            timeout: has no effect: nothing is waited for.
+        """
+        self.is_alive = False  # first: no batch is requested after the queue was dropped
+        self.drop_prefetched()
 
     # ------------------------------------------------------------------ batches
 
@@ -229,10 +265,12 @@ class Sampled(Component):
         """A batch and its info: the oldest prefetched batch, or a new draw."""
         if self._deferring is not None:
             self._deferring.raise_deferred()  # here: an error of a draw in another thread may be dropped with the draw
-        if self._prefetch is None:
+        if not self.is_alive:
+            raise RuntimeError("the buffer was shut down, and draws no more batches: build another one, or read rb[:]")
+        if self.prefetch_queue is None:
             return self._draw(batch_size)
         try:
-            return self._take(self._prefetch, batch_size)
+            return self._take(self.prefetch_queue, batch_size)
         except BaseException:
             self.let_go()
             raise
@@ -241,15 +279,15 @@ class Sampled(Component):
         """Release the locks of sampler and prefetch queue that this thread holds: after an interrupt."""
         self.sampler.draws.let_go()
         self.sampler.item_values.let_go()
-        if self._prefetch is not None:
-            self._prefetch.mutex.let_go()
+        if self.prefetch_queue is not None:
+            self.prefetch_queue.mutex.let_go()
 
     def _take(self, prefetch: Prefetch, batch_size: int) -> tuple[Any, Any]:
         batch: tuple[Any, Any] = prefetch.take(
             draw=partial(self._draw, batch_size),
             begin=lambda: RequestedBatch(self._generators()),
             fill=partial(self._fill, batch_size),
-            more=self._may_request,
+            more=lambda: self.is_alive and self._may_request(),
             make=self._make,
             lock=self._locked_to_reserve(),
             settings=self._settings(),
@@ -317,10 +355,10 @@ class Sampled(Component):
         revise: Callable[[Any], Any] | None,
         order: Order | None,
     ) -> tuple[Any, dict[Any, Any]]:
-        """The data as `completed` makes them, and the info."""
-        return self.completed(data, collate_fn, revise, order), info
+        """The data as `_completed` makes them, and the info."""
+        return self._completed(data, collate_fn, revise, order), info
 
-    def completed(
+    def _completed(
         self,
         data: Any,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -350,8 +388,8 @@ class Sampled(Component):
 
     def drop_prefetched(self) -> None:
         """Drop all prefetched batches, here and in ensembles with this member."""
-        if self._prefetch is not None:
-            self._prefetch.drop()
+        if self.prefetch_queue is not None:
+            self.prefetch_queue.drop()
         for reader in list(self.readers):
             reader.drop_prefetched()
 
@@ -379,7 +417,7 @@ class Sampled(Component):
         return items if items == math.inf else max(math.ceil(items / batch_size), 1)
 
     def _has_more(self) -> bool:
-        return not self.sampler.ran_out or (self._prefetch is not None and len(self._prefetch) > 0)
+        return not self.sampler.ran_out or (self.prefetch_queue is not None and len(self.prefetch_queue) > 0)
 
     def next(self) -> Any:
         """The next batch of an iteration; None once at its end, before it starts again."""

@@ -2,9 +2,9 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -64,6 +64,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         sample_unit: SampleUnit | None = None,
         consume_after_n_samples: int | None = None,
         limiter: RateLimiter | None = None,
+        service_backend: Literal["direct", "ray"] | None = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport: Literal["auto", "direct", "ray"] = "auto",
+        transport_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.priority_key = priority_key
         super().__init__(
@@ -85,6 +89,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
             sample_unit=sample_unit,
             consume_after_n_samples=consume_after_n_samples,
             limiter=limiter,
+            service_backend=service_backend,
+            service_backend_options=service_backend_options,
+            transport=transport,
+            transport_options=transport_options,
         )
 
     @property

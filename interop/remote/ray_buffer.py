@@ -153,7 +153,7 @@ class RayReplayBuffer:
         **kwargs: Any,
     ) -> None:
         ray_library()
-        _one_of("transport", transport, ("auto", "ray"))
+        _refuse_other_services(kwargs.pop("service_backend", None), kwargs, transport)
         for name in transport_options or {}:
             _one_of("transport_options", name, ("copy",))
         if ack == "durable" and recovery_dir is None:
@@ -638,6 +638,22 @@ def _items_at(index: object) -> int:
     if isinstance(index, Tensor) and index.ndim:
         return len(index) if index.ndim > 1 else int((index >= 0).sum())
     return 1
+
+
+def _refuse_other_services(backend: object, kwargs: Mapping[str, object], transport: str) -> None:
+    """ValueError for a backend or transport that is not that of Ray, TypeError for options in a dict."""
+    if backend not in (None, "ray"):
+        raise ValueError(
+            f"a RayReplayBuffer is service_backend='ray', got {backend!r}: construct the class of its shards"
+        )
+    if "service_backend_options" in kwargs:
+        raise TypeError("RayReplayBuffer takes ray_init_config, remote_config and its other options as arguments")
+    if transport == "distributed":
+        raise ValueError(
+            "transport='distributed' (Gloo, NCCL) is not implemented: batches go through Ray's object store, with "
+            "transport='auto' or 'ray'"
+        )
+    _one_of("transport", transport, ("auto", "ray"))
 
 
 def _one_of(name: str, given: Any, known: Sequence[Any]) -> None:

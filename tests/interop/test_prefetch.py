@@ -49,7 +49,7 @@ def ahead(prefetch=1, sampler=None, storage=None, **kwargs):
 
 def settled(buffer):
     """Wait for what is being drawn."""
-    for job in buffer._prefetch._queue:
+    for job in buffer.prefetch_queue._queue:
         job.task.wait()
 
 
@@ -150,9 +150,9 @@ def test_one_thread_watches_no_longer_than_calls_follow_each_other():
         buffer.sample()
         time.sleep(0.001)
     until = time.monotonic() + 10
-    while buffer._prefetch._calls.qsize() > 1 and time.monotonic() < until:
+    while buffer.prefetch_queue._calls.qsize() > 1 and time.monotonic() < until:
         time.sleep(0.01)
-    assert buffer._prefetch._calls.qsize() <= 1
+    assert buffer.prefetch_queue._calls.qsize() <= 1
 
 
 class StoppedError(Exception):

@@ -72,7 +72,7 @@ def drawn(buffer: Any, count: int) -> list[Any]:
 
 
 def settled(buffer: Any) -> None:
-    for pending in list(buffer._prefetch._queue):
+    for pending in list(buffer.prefetch_queue._queue):
         pending.task.wait()
 
 
@@ -99,7 +99,7 @@ def test_what_waits_is_drawn_again_here_and_there(sampler: str, way: str, tmp_pa
     settled(buffer)
     buffer.set_at_("x", torch.tensor([500]), torch.tensor([3]))  # after the batches that wait were read
     twin = WAYS[way](buffer, sampler, tmp_path)
-    assert len(twin._prefetch) == len(buffer._prefetch) == 0
+    assert len(twin.prefetch_queue) == len(buffer.prefetch_queue) == 0
     assert same(drawn(buffer, 2), drawn(twin, 2))
     for each in (buffer, twin):
         settled(each)
