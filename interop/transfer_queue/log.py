@@ -56,8 +56,8 @@ class _Followed:
 class Log:
     """The log in a folder, followed by any number of processes and threads.
 
-    The file is replaced by a shorter one when it has become long, and the disk has room for it. A process that is killed at any operation leaves a log
-    that has all entries that were committed, and not the one that was not.
+    The file is replaced by a shorter one when it has become long, and the disk has room for it. A process that is killed at
+    any operation leaves a log that has all entries that were committed, and not the one that was not.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -144,9 +144,13 @@ class QueueFiles:
                 entry = {"put": segment, "partition": partition, "indexes": indexes, "fields": list(fields)}
                 committed = True  # from here on the log decides: the file stays, and the next run removes it if unused
                 self._log.append(entry, self._flush)
-        finally:
+        except BaseException as error:
             if not committed:
                 path.unlink(missing_ok=True)
+            self._unneeded.add(segment)  # the log says whether it is
+            if isinstance(error, OSError):
+                self._free(set())  # at once: the disk may be full
+            raise
         self._free(replaced)
 
     def get(self, indexes: Sequence[int], fields: Sequence[str]) -> dict[str, tuple[str, Any]]:
@@ -157,8 +161,8 @@ class QueueFiles:
 
         Raises:
             KeyError: a row is not stored, or has not all fields.
-            CheckpointCorrupt: a file was removed or damaged. The values of a put and field are checked when this object reads
-                them first: O(their bytes).
+            CheckpointCorrupt: a file was removed or damaged. This object checks the values of a field of a put when it reads
+                some of them first: O(bytes of all of them).
         """
         indexes = [as_int(index) for index in indexes]
         missing: set[str] = set()
@@ -182,10 +186,9 @@ class QueueFiles:
         with self._log.held() as rows:
             self._check_generation(rows)
             there = [index for index in indexes if index in rows.stored]
-            if not there:
-                return
             freed = rows.segments_of(there)
-            self._log.append({"clear": there}, self._flush)
+            if there:
+                self._log.append({"clear": there}, self._flush)
         self._free(freed)
 
     def stored(self) -> list[Stored]:
