@@ -45,7 +45,10 @@ def found(path: Path) -> dict[int, Any]:
     try:
         for row in files.stored():
             values = files.get([row.index], row.fields)
-            plain = {name: value.tolist() if kind == "tensor" else value for name, (kind, value) in values.items()}
+            plain = {
+                name: [each.tolist() for each in value.unbind()] if kind == "tensor" else value
+                for name, (kind, value) in values.items()
+            }
             rows[row.index] = (row.partition, row.key, row.tags, plain)
         return rows
     finally:
