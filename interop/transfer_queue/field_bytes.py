@@ -106,6 +106,19 @@ def column_bytes(
     )
 
 
+def row_count(layout: Layout, size: int) -> int | None:
+    """How many rows a field of `size` bytes has. None where rows have no bytes. ValueError where they are not all whole."""
+    if layout["kind"] == "dense":
+        row = math.prod(layout["shape"]) * _DTYPES[layout["dtype"]].itemsize
+        if size % row if row else size:
+            raise ValueError(f"{size} bytes for rows of {row}")
+        return size // row if row else None
+    sizes, element = layout["sizes"], _DTYPES[layout["dtype"]].itemsize if "dtype" in layout else 1
+    if sum(sizes) * element != size:
+        raise ValueError(f"{size} bytes for {sum(sizes)} elements")
+    return len(sizes)
+
+
 def batched(rows: list[Any]) -> tuple[Literal["tensor", "values"], Any]:
     """Rows as one value of a tensordict: nested with the layout jagged, or strided, or dense for scalars; else a list."""
     if not all(isinstance(row, Tensor) and row.dtype == rows[0].dtype for row in rows):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index as as_int
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class QueueFiles:
         self._path, self._generation, self._flush, self._allow_pickle = Path(path), generation, flush, allow_pickle
         self._log = Log(self._path)
         self._described_segments: dict[str, Description] = {}  # of files that were read
+        self._unneeded: set[str] = set()  # files to be removed
 
     @classmethod
     def begin(
@@ -64,11 +66,16 @@ class QueueFiles:
 
         Args:
             path: the folder. It is made where there is none.
-            indexes: called once with the stored rows, under the lock of the folder; returns an index for each of them.
+            indexes: called once with the stored rows, under the lock of the folder; returns an index for each of them, an
+                integer of Python, NumPy or torch.
             flush, allow_pickle: as of the class.
 
         Returns:
             The generation of the run, and the stored rows by their new indexes. A killed call has changed nothing.
+
+        Raises:
+            CheckpointCorrupt: the log, or what a file says about its rows, is missing or damaged. Nothing was removed.
+            ValueError: the rows did not get as many different indexes.
         """
         folder = Path(path)
         (folder / "segments").mkdir(parents=True, exist_ok=True)
@@ -76,10 +83,11 @@ class QueueFiles:
         try:
             with log.held() as before:
                 files = cls(folder, before.generation, flush, allow_pickle)
-                stored = [files._described(index, row) for index, row in before.stored.items()]
-                fresh = list(indexes(stored)) if stored else []
-                if len(set(fresh)) != len(stored):
-                    raise ValueError(f"{len(stored)} rows need as many different indexes, got {len(set(fresh))}")
+                stored, missing = files._described(before.stored)
+                files._refuse_missing(missing)
+                fresh = [as_int(index) for index in indexes(stored)] if stored else []
+                if not len(set(fresh)) == len(fresh) == len(stored):
+                    raise ValueError(f"{len(stored)} rows need as many different indexes, got {fresh}")
                 rows = QueueRows(before.generation + 1, dict(zip(fresh, before.stored.values(), strict=True)))
                 log.replace(rows, flush)
                 files._remove_unused(rows)
@@ -107,24 +115,22 @@ class QueueFiles:
 
         Raises:
             OtherRunError: a later run has opened the folder.
-            TypeError: a value is neither tensor, array nor plain value, and `allow_pickle` is not set.
-            ValueError: sizes differ, or an index is there twice.
+            TypeError: a value is neither tensor, array nor plain value, and `allow_pickle` is not set; or a partition, a key
+                or the name of a field is no text.
+            ValueError: the sizes of fields, keys or tags differ from that of the indexes, or an index is there twice.
             OSError: the disk is full, for example. After every error the rows are as before.
         """
-        indexes = [int(index) for index in indexes]
-        if len(set(indexes)) != len(indexes):
-            raise ValueError("indexes must be all different: of a row that is there twice no value is the last")
-        for name, values in fields.items():
-            count = values.size(0) if isinstance(values, Tensor) else len(values)  # no len() of some nested tensors
-            if count != len(indexes):
-                raise ValueError(f"field {name!r} has {count} rows, {len(indexes)} indexes were given")
+        indexes = [as_int(index) for index in indexes]
+        keys = [None] * len(indexes) if keys is None else list(keys)
+        tags = [{}] * len(indexes) if tags is None else list(tags)
+        _check_put(partition, indexes, fields, keys, tags)
         segment = f"{self._generation}-{uuid.uuid4().hex}"
         path = self._segment_path(segment)
         write_segment(
             path,
             fields,
-            keys or [None] * len(indexes),
-            tags or [{}] * len(indexes),
+            keys,
+            tags,
             self._allow_pickle,
             self._flush,
         )
@@ -138,28 +144,33 @@ class QueueFiles:
                 entry = {"put": segment, "partition": partition, "indexes": indexes, "fields": list(fields)}
                 committed = True  # from here on the log decides: the file stays, and the next run removes it if unused
                 self._log.append(entry, self._flush)
-        finally:
+        except BaseException as error:
             if not committed:
                 path.unlink(missing_ok=True)
+            self._unneeded.add(segment)  # the log says whether it is
+            if isinstance(error, OSError):
+                self._free(set())  # at once: the disk may be full
+            raise
         self._free(replaced)
 
     def get(self, indexes: Sequence[int], fields: Sequence[str]) -> dict[str, tuple[str, Any]]:
         """Fields of rows: for each ("tensor", a tensor) or ("values", a list with one value a row).
 
         Tensors are nested with the layout jagged, where the shapes allow it; those of scalars are dense, [rows]. They may be
-        views of the files: to write to them changes nothing that is stored.
+        views of the files: to write to them changes nothing that is stored. Of no rows a field is ("values", []).
 
         Raises:
             KeyError: a row is not stored, or has not all fields.
-            CheckpointCorrupt: a file was removed or damaged.
+            CheckpointCorrupt: a file was removed or damaged. This object checks the values of a field of a put when it reads
+                some of them first: O(bytes of all of them).
         """
+        indexes = [as_int(index) for index in indexes]
         missing: set[str] = set()
         while True:
             with self._log.rows() as rows:
                 parts = {field: [_part(rows, index, field) for index in indexes] for field in fields}
             names = {part.segment for each in parts.values() for part in each}
-            if gone := names & missing:  # the log was read after the file was missing, and still needs it
-                raise CheckpointCorrupt(f"{self._segment_path(min(gone))}: this file has stored rows, and is missing")
+            self._refuse_missing(names & missing)  # the log was read after the file was missing, and still needs it
             segments = self._segments(names)
             missing = names - segments.keys()
             if not missing:  # else a row was cleared or put again after the log was read
@@ -171,29 +182,51 @@ class QueueFiles:
 
     def clear(self, indexes: Iterable[int]) -> None:
         """Remove rows, all their fields. Indexes without a row are skipped. Files that no row needs are removed."""
+        indexes = [as_int(index) for index in indexes]
         with self._log.held() as rows:
             self._check_generation(rows)
-            there = [index for index in map(int, indexes) if index in rows.stored]
-            if not there:
-                return
+            there = [index for index in indexes if index in rows.stored]
             freed = rows.segments_of(there)
-            self._log.append({"clear": there}, self._flush)
+            if there:
+                self._log.append({"clear": there}, self._flush)
         self._free(freed)
 
     def stored(self) -> list[Stored]:
-        """All stored rows. O(rows)."""
-        with self._log.rows() as rows:
-            return [self._described(index, row) for index, row in rows.stored.items()]
+        """All stored rows. O(rows). CheckpointCorrupt where what a file says about its rows is missing or damaged."""
+        missing: set[str] = set()
+        while True:
+            with self._log.rows() as rows:
+                there = dict(rows.stored)
+            self._refuse_missing({row.parts[-1].segment for row in there.values()} & missing)
+            found, missing = self._described(there)
+            if not missing:  # else a row was cleared or put again after the log was read
+                return found
 
     def close(self) -> None:
         """Close the files. Tensors that were read stay valid."""
         self._log.close()
 
-    def _described(self, index: int, row: Row) -> Stored:
-        last = row.parts[-1]
-        segment = self._segment(last.segment)
-        fields = tuple(sorted(row.fields))
-        return Stored(index, row.partition, segment.keys[last.position], fields, segment.tags(last.position))
+    def _described(self, rows: Mapping[int, Row]) -> tuple[list[Stored], set[str]]:
+        """The rows in their order, without those of missing segments; and these segments. Each file is opened once."""
+        of_segment: dict[str, list[int]] = {}
+        for index, row in rows.items():
+            of_segment.setdefault(row.parts[-1].segment, []).append(index)
+        found, missing = {}, set()
+        for name, indexes in of_segment.items():
+            try:
+                segment = self._segment(name)
+            except FileNotFoundError:
+                missing.add(name)
+                continue
+            for index in indexes:
+                row = rows[index]
+                key, tags = segment.key_and_tags(row.parts[-1].position)
+                found[index] = Stored(index, row.partition, key, tuple(sorted(row.fields)), tags)
+        return [found[index] for index in rows if index in found], missing
+
+    def _refuse_missing(self, segments: set[str]) -> None:
+        if segments:
+            raise CheckpointCorrupt(f"{self._segment_path(min(segments))}: this file has stored rows, and is missing")
 
     def _check_generation(self, rows: QueueRows) -> None:
         if rows.generation != self._generation:
@@ -221,17 +254,49 @@ class QueueFiles:
         return found
 
     def _free(self, candidates: set[str]) -> None:
-        """Remove those of the segments that no row needs. A killed call leaves them to the next run."""
-        with self._log.held() as rows:
-            if rows.generation == self._generation and candidates:
-                for name in candidates - rows.needed(candidates):
+        """Remove those of the segments that no row needs. What cannot be removed is left to the next call.
+
+        A killed call leaves them to the next run. What the caller has committed stays so, whatever happens here.
+        """
+        self._unneeded.update(candidates)
+        if not self._unneeded:
+            return
+        with contextlib.suppress(OSError), self._log.held() as rows:
+            waiting = set(self._unneeded)
+            if rows.generation == self._generation:
+                for name in waiting - rows.needed(waiting):
                     self._segment_path(name).unlink(missing_ok=True)
+            self._unneeded -= waiting
 
     def _remove_unused(self, rows: QueueRows) -> None:
         """Remove what killed processes left. For the holder of the lock, after it has begun a run."""
         there = {path.name for path in (self._path / "segments").iterdir()}
         for name in there - rows.needed(there):
             self._segment_path(name).unlink(missing_ok=True)
+
+
+def _check_put(
+    partition: str,
+    indexes: Sequence[int],
+    fields: Mapping[str, Field],
+    keys: Sequence[str | None],
+    tags: Sequence[Mapping[str, Any]],
+) -> None:
+    """Refuse a put that could not be read: before anything of it is written."""
+    if len(set(indexes)) != len(indexes):
+        raise ValueError("indexes must be all different: of a row that is there twice no value is the last")
+    for what, texts in (("partition", [partition]), ("name of a field", fields), ("key", keys)):
+        for text in texts:
+            if not (isinstance(text, str) or (text is None and what == "key")):
+                raise TypeError(f"a {what} must be a str, got {text!r}")
+    for tag in tags:
+        if not isinstance(tag, Mapping):
+            raise TypeError(f"the tags of a row must be a dict, got {tag!r}")
+    # no len() of some nested tensors
+    sizes = {f"field {n!r}": v.size(0) if isinstance(v, Tensor) else len(v) for n, v in fields.items()}
+    for where, count in {**sizes, "keys": len(keys), "tags": len(tags)}.items():
+        if count != len(indexes):
+            raise ValueError(f"{where}: {count} rows, {len(indexes)} indexes were given")
 
 
 def _part(rows: QueueRows, index: int, field: str) -> RowPart:
