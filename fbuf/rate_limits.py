@@ -103,7 +103,7 @@ class RateLimiter(Shown):
             given = _number("error_buffer", given)
         object.__setattr__(self, "error_buffer", given)
         units = self.units
-        if not units.band >= 2 * max(1, units.ratio):
+        if not units.band >= 2 * max(Fraction(1), units.ratio):
             raise ValueError(
                 f"error_buffer={self.error_buffer} leaves diff a band from {self.min_diff:g} to {self.max_diff:g}, which is "
                 f"narrower than 2 * max(1, samples_per_insert) = {2 * max(1.0, ratio):g}: draws and writes could wait for "
