@@ -1,6 +1,7 @@
 """How many items may be drawn for each one that is written, and the reverse: a rule, and two counters."""
 
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 from typing import Any
@@ -19,6 +20,7 @@ from fbuf.shown import Shown
 _MOST = 2**30  # credit beyond this is cut off, so that no sum of two overflows
 _UNBOUNDED = 2**31 - 1
 _DENOMINATORS = (1, 10, 100, 1_000, 10_000, 100_000)
+_INFINITE = (-math.inf, math.inf)
 
 
 @jax.tree_util.register_dataclass
@@ -100,13 +102,14 @@ class RateLimiter(Shown):
         else:
             given = _number("error_buffer", given)
         object.__setattr__(self, "error_buffer", given)
-        if not self.max_diff - self.min_diff >= 2 * max(1.0, ratio):
+        units = self.units
+        if not units.band >= 2 * max(Fraction(1), units.ratio):
             raise ValueError(
                 f"error_buffer={self.error_buffer} leaves diff a band from {self.min_diff:g} to {self.max_diff:g}, which is "
                 f"narrower than 2 * max(1, samples_per_insert) = {2 * max(1.0, ratio):g}: draws and writes could wait for "
                 "each other without end"
             )
-        if self.min_diff > ratio * self.min_size:
+        if units.min_diff > units.ratio * self.min_size:
             raise ValueError(
                 f"min_diff={self.min_diff:g} is above samples_per_insert * min_size = {ratio * self.min_size:g}: nothing "
                 "could be drawn once min_size items are stored, and writes could wait without end"
@@ -115,21 +118,17 @@ class RateLimiter(Shown):
     @property
     def min_diff(self) -> float:
         """The least diff after a draw; -inf without a ratio."""
-        return self._band[0]
+        return float(self.units.min_diff)
 
     @property
     def max_diff(self) -> float:
         """The largest diff after a write; inf without a ratio."""
-        return self._band[1]
+        return float(self.units.max_diff)
 
     @property
-    def _band(self) -> tuple[float, float]:
-        if self.samples_per_insert is None or self.error_buffer is None:
-            return -math.inf, math.inf
-        if isinstance(self.error_buffer, tuple):
-            return self.error_buffer
-        middle = self.samples_per_insert * self.min_size
-        return middle - self.error_buffer, middle + self.error_buffer
+    def units(self) -> "Units":
+        """The ratio and the band without rounding."""
+        return _units(self)
 
     # ------------------------------------------------------------------ inside jit
 
@@ -139,7 +138,7 @@ class RateLimiter(Shown):
         ValueError if the ratio is no fraction of whole numbers with a denominator up to 100,000, or if the band is too wide
         for 32 bits: |diff| times that denominator reaches 2^30.
         """
-        self._units  # noqa: B018
+        self._small_units  # noqa: B018
         return RateLimiterState(
             credit=jnp.zeros((), jnp.int32), inserted=jnp.zeros(2, jnp.uint32), sampled=jnp.zeros(2, jnp.uint32)
         )
@@ -148,14 +147,14 @@ class RateLimiter(Shown):
         """`count` items were written: at most 2^31 - 1 of them, and counted once for all lanes."""
         count = jnp.asarray(count, jnp.int32)
         return dataclasses.replace(
-            state, credit=_moved(state.credit, count, self._units[0]), inserted=_plus(state.inserted, count)
+            state, credit=_moved(state.credit, count, self._small_units[0]), inserted=_plus(state.inserted, count)
         )
 
     def sampled(self, state: RateLimiterState, count: Int[Array, ""] | int) -> RateLimiterState:
         """`count` items were drawn."""
         count = jnp.asarray(count, jnp.int32)
         return dataclasses.replace(
-            state, credit=_moved(state.credit, count, -self._units[1]), sampled=_plus(state.sampled, count)
+            state, credit=_moved(state.credit, count, -self._small_units[1]), sampled=_plus(state.sampled, count)
         )
 
     def can_insert(
@@ -178,7 +177,7 @@ class RateLimiter(Shown):
         """How many items may be drawn now, where `size` are stored; 2^31 - 1 where nothing bounds them."""
         over = jnp.full_like(state.credit, _UNBOUNDED)
         if self.min_diff > -math.inf:
-            _, denominator, least, _ = self._units
+            _, denominator, least, _ = self._small_units
             over = jnp.maximum((state.credit - least) // denominator, 0)
         return jnp.where(jnp.asarray(size) < self.min_size, 0, over)
 
@@ -186,30 +185,92 @@ class RateLimiter(Shown):
         """How many items may be written, by the ratio."""
         if self.max_diff == math.inf:
             return jnp.full_like(state.credit, _UNBOUNDED)
-        numerator, _, _, most = self._units
+        numerator, _, _, most = self._small_units
         return jnp.maximum((most - state.credit) // numerator, 0)
 
     @property
-    def _units(self) -> tuple[int, int, int, int]:
-        """Numerator and denominator of the ratio, and the least and the largest credit."""
+    def _small_units(self) -> tuple[int, int, int, int]:
+        """Numerator and denominator of the ratio, and the least and the largest credit, in 32 bits; 0 for none."""
         if self.samples_per_insert is None:
             return 0, 0, 0, 0
-        fractions = (Fraction(self.samples_per_insert).limit_denominator(most) for most in _DENOMINATORS)
-        ratio = next((each for each in fractions if float(each) == self.samples_per_insert), None)
-        if ratio is None:
+        units = self.units
+        if units.denominator > _DENOMINATORS[-1]:
             raise ValueError(
                 f"samples_per_insert={self.samples_per_insert!r} is no fraction with a denominator up to "
                 f"{_DENOMINATORS[-1]}, which 32 bits can count exactly: round it, for example to 3 digits"
             )
-        least = 0 if self.min_diff == -math.inf else math.ceil(Fraction(self.min_diff) * ratio.denominator)
-        most = 0 if self.max_diff == math.inf else math.floor(Fraction(self.max_diff) * ratio.denominator)
-        largest = max(abs(least), abs(most), ratio.numerator * self.min_size)
+        least = 0 if units.least == -math.inf else int(units.least)
+        most = 0 if units.most == math.inf else int(units.most)
+        largest = max(abs(least), abs(most), units.numerator * self.min_size)
         if largest >= _MOST:
             raise ValueError(
-                f"{self!r} counts in units of 1/{ratio.denominator}, and needs {largest} of them; 32 bits hold "
+                f"{self!r} counts in units of 1/{units.denominator}, and needs {largest} of them; 32 bits hold "
                 f"{_MOST - 1}. Use a smaller error_buffer and min_size, or a ratio of smaller whole numbers"
             )
-        return ratio.numerator, ratio.denominator, least, most
+        return units.numerator, units.denominator, least, most
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """A `RateLimiter` in whole numbers: a gate that rounded could refuse writes and draws at once, without end.
+
+    A number of the rule is the simplest fraction that is the same float, with a denominator up to 100,000: 0.1 is 1/10.
+    Other numbers are what the float is. `credit` is diff in units of 1 / denominator of the ratio.
+
+    Attributes:
+        ratio: `samples_per_insert`; 0 for none.
+        min_diff, max_diff: the band; -inf and inf for no bound.
+        least, most: the least and the largest credit, whole numbers; -inf and inf for no bound.
+    """
+
+    ratio: Fraction
+    min_diff: Fraction | float
+    max_diff: Fraction | float
+    least: int | float
+    most: int | float
+
+    @property
+    def numerator(self) -> int:
+        """What one written item adds to the credit."""
+        return self.ratio.numerator
+
+    @property
+    def denominator(self) -> int:
+        """What one drawn item takes from the credit."""
+        return self.ratio.denominator
+
+    @property
+    def band(self) -> Fraction | float:
+        """`max_diff - min_diff`, in items."""
+        return self.max_diff - self.min_diff
+
+    def credit(self, inserted: int, sampled: int) -> int:
+        """diff in units, of so many items ever written and drawn."""
+        return inserted * self.ratio.numerator - sampled * self.ratio.denominator
+
+
+@functools.lru_cache(maxsize=64)
+def _units(rule: RateLimiter) -> Units:
+    if rule.samples_per_insert is None or rule.error_buffer is None:
+        return Units(Fraction(0), *_INFINITE, *_INFINITE)
+    ratio = _fraction(rule.samples_per_insert)
+    assert isinstance(ratio, Fraction)  # finite
+    if isinstance(rule.error_buffer, tuple):
+        low, high = map(_fraction, rule.error_buffer)
+    else:
+        middle, width = ratio * rule.min_size, _fraction(rule.error_buffer)
+        low, high = middle - width, middle + width
+    least = low if isinstance(low, float) else math.ceil(low * ratio.denominator)
+    most = high if isinstance(high, float) else math.floor(high * ratio.denominator)
+    return Units(ratio, low, high, least, most)
+
+
+def _fraction(value: float) -> Fraction | float:
+    """The simplest fraction that is this float; the float if it is infinite."""
+    if math.isinf(value):
+        return value
+    exact = Fraction(value)
+    return next((near for most in _DENOMINATORS if float(near := exact.limit_denominator(most)) == value), exact)
 
 
 def _number(name: str, value: object) -> float:

@@ -25,25 +25,28 @@ class RateCounts:
 
     def diff(self, rule: rate_limits.RateLimiter) -> float:
         """`inserted * samples_per_insert - sampled`; 0 without a ratio."""
-        return 0.0 if rule.samples_per_insert is None else self.inserted * rule.samples_per_insert - self.sampled
+        return 0.0 if rule.samples_per_insert is None else self._credit(rule) / rule.units.denominator
 
     def allow(self, rule: rate_limits.RateLimiter, call: Call, items: int) -> bool:
         """Whether so many items may be written, or drawn, now."""
+        enough = self.size >= rule.min_size
+        if rule.samples_per_insert is None:
+            return enough or call == "extend"
+        units = rule.units
         if call == "sample":
-            return self.size >= rule.min_size and self.diff(rule) - items >= rule.min_diff
-        ratio = rule.samples_per_insert
-        return self.size < rule.min_size or ratio is None or self._after_write(ratio, items) <= rule.max_diff
+            return enough and units.credit(self.inserted, self.sampled + items) >= units.least
+        return not enough or units.credit(self.inserted + items, self.sampled) <= units.most
 
-    def _after_write(self, ratio: float, items: int) -> float:
-        return (self.inserted + items) * ratio - self.sampled
+    def _credit(self, rule: rate_limits.RateLimiter) -> int:
+        return rule.units.credit(self.inserted, self.sampled)
 
     def balanced(self, rule: rate_limits.RateLimiter) -> "RateCounts":
         """The counts with as many draws as the ratio wants for these writes."""
-        ratio = rule.samples_per_insert
-        if ratio is None:
+        if rule.samples_per_insert is None:
             return dataclasses.replace(self, sampled=0)
-        middle = min(ratio * rule.min_size, rule.max_diff)
-        return dataclasses.replace(self, sampled=max(0, math.floor(self.inserted * ratio - middle)))
+        units = rule.units
+        middle = min(units.ratio * rule.min_size, units.max_diff)
+        return dataclasses.replace(self, sampled=max(0, math.floor(self.inserted * units.ratio - middle)))
 
     def numbers(self, rule: rate_limits.RateLimiter) -> dict[str, int | float | bool]:
         """Plain numbers for logs: the counters, the ratio so far, and the band."""
@@ -69,18 +72,18 @@ class RateCounts:
             return f"{counted}: {rule.min_size - self.size} more are needed for min_size={rule.min_size}"
         ratio = rule.samples_per_insert
         assert ratio is not None  # else nothing waits
-        diff = self.diff(rule)
-        formula = f"diff = inserted * {ratio:g} - sampled = {diff:g}"
+        units = rule.units
+        formula = f"diff = inserted * {ratio:g} - sampled = {self.diff(rule):g}"
         if call == "sample":
-            lacking = math.ceil((rule.min_diff + items - diff) / ratio)
+            short = units.least - units.credit(self.inserted, self.sampled + items)
             return (
                 f"{counted}, so {formula}; a draw of {items} needs a diff of at least {rule.min_diff:g} + {items}: "
-                f"{lacking} more items must be inserted"
+                f"{-int(-short // units.numerator)} more items must be inserted"
             )
-        lacking = math.ceil(self._after_write(ratio, items) - rule.max_diff)
+        over = units.credit(self.inserted + items, self.sampled) - units.most
         return (
             f"{counted}, so {formula}; a write of {items} needs a diff of at most {rule.max_diff:g} - {items} * {ratio:g}: "
-            f"{lacking} more items must be sampled"
+            f"{-int(-over // units.denominator)} more items must be sampled"
         )
 
 
@@ -89,11 +92,11 @@ def refuse_endless(rule: rate_limits.RateLimiter, inserts: int, samples: int) ->
     ratio = rule.samples_per_insert
     if ratio is None:
         return
-    band = rule.max_diff - rule.min_diff
-    if inserts * ratio + samples > band:
+    needed, band = inserts * rule.units.ratio + samples, rule.units.band
+    if needed > band:
         raise ValueError(
-            f"the limiter leaves diff a band of {band:g} items, from {rule.min_diff:g} to {rule.max_diff:g}, and writes of "
-            f"{inserts} with draws of {samples} items a call need {inserts * ratio + samples:g} ({inserts} * "
+            f"the limiter leaves diff a band of {float(band):.12g} items, from {rule.min_diff:g} to {rule.max_diff:g}, and "
+            f"writes of {inserts} with draws of {samples} items a call need {float(needed):.12g} ({inserts} * "
             f"{ratio:g} + {samples}), or they could wait for each other without end: use a larger error_buffer, or smaller "
             "calls"
         )

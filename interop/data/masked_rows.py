@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import PyTree
-from tensordict import is_tensor_collection
+from tensordict import LazyStackedTensorDict, is_tensor_collection
 from torch import Tensor
 
 from interop.data.pytrees import each_leaf, row_of
@@ -38,6 +38,10 @@ def rows_of_mask(data: PyTree, mask: object, dim: int, ndim: int) -> PyTree:
     else:
         _check(data, chosen.shape)
         index = torch.from_numpy(np.flatnonzero(chosen))
+        if any((isinstance(leaf, Tensor) and leaf.is_nested) or _nested_leaves(leaf) for leaf in _leaves(data)):
+            raise ValueError(
+                f"rows of any length take a mask with one value for each row, got shape {list(chosen.shape)}"
+            )
         flat = each_leaf(data, lambda leaf: leaf.reshape(-1, *leaf.shape[chosen.ndim :]))
         return _taken(flat, index, 0) if index.numel() else None
     index = torch.from_numpy(np.flatnonzero(chosen))
@@ -96,6 +100,13 @@ def _leaves(data: PyTree) -> list[PyTree]:
 
 def _taken(data: PyTree, index: Tensor, dim: int) -> PyTree:
     """The rows at an index of each leaf."""
+    if isinstance(data, Tensor) and data.is_nested:
+        return _nested_rows(data, index, dim)
+    if is_tensor_collection(data) and (nested := _nested_leaves(data)):
+        rows = _taken(data.exclude(*nested), index, dim)
+        for key, leaf in nested.items():
+            rows.set(key, _nested_rows(leaf, index, dim))
+        return rows
     if isinstance(data, Tensor) or is_tensor_collection(data):
         return data[(*(slice(None) for _ in range(dim)), index)]
     if isinstance(data, dict):
@@ -105,3 +116,26 @@ def _taken(data: PyTree, index: Tensor, dim: int) -> PyTree:
     if isinstance(data, tuple | list):
         return row_of(type(data), [_taken(value, index, dim) for value in data])
     return data[(*(slice(None) for _ in range(dim)), index.numpy())]
+
+
+def _nested_leaves(data: PyTree) -> dict[tuple[str, ...], Tensor]:
+    """The nested tensors of a tensordict, by key."""
+    found: dict[tuple[str, ...], Tensor] = {}
+    if isinstance(data, LazyStackedTensorDict) or not hasattr(data, "items"):  # which torch indexes row by row
+        return found
+    for key, value in data.items():
+        if isinstance(value, Tensor):
+            if value.is_nested:
+                found[(key,)] = value
+        elif is_tensor_collection(value):
+            found |= {(key, *below): leaf for below, leaf in _nested_leaves(value).items()}
+    return found
+
+
+def _nested_rows(data: Tensor, index: Tensor, dim: int) -> Tensor:
+    """Components of a nested tensor, which has no indexing by tensors. ValueError for another dim than the first."""
+    if dim:
+        raise ValueError(f"rows of any length follow each other along dim 0, and the mask is along dim {dim} of data")
+    components = data.unbind()
+    rows: Tensor = torch.nested.as_nested_tensor([components[place] for place in index.tolist()], layout=data.layout)
+    return rows

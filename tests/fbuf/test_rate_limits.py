@@ -257,3 +257,18 @@ def test_what_32_bits_cannot_count_is_refused_by_init() -> None:
     with pytest.raises(ValueError, match="32 bits hold"):
         fbuf.RateLimiter(0.001, 1, 2_000_000).init()
     assert fbuf.RateLimiter(math.pi, 1, 10).max_diff == math.pi + 10  # as a rule of numbers it is one
+
+
+@pytest.mark.parametrize(
+    ("ratio", "inserts", "samples"), [(0.1, 2, 8), (0.1, 4, 64), (0.7, 5, 8), (1 / 3, 2, 4), (2.4, 16, 1)]
+)
+def test_no_credit_refuses_both_sides_with_a_band_that_is_just_wide_enough(
+    ratio: float, inserts: int, samples: int
+) -> None:
+    limiter = fbuf.RateLimiter(ratio, 1, (inserts * ratio + samples) / 2)
+    credits = jnp.arange(-1000, 1000, dtype=jnp.int32)
+    states = dataclasses.replace(limiter.init(), credit=credits)
+    may_write, may_draw = limiter.can_insert(states, 1, inserts), limiter.can_sample(states, 1, samples)
+    assert np.all(may_write | may_draw)
+    assert not np.all(may_write) and not np.all(may_draw)
+    assert limiter.units.band == inserts * Fraction(ratio).limit_denominator(100) + samples

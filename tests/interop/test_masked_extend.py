@@ -1,6 +1,7 @@
 """`extend(data, mask=...)` is `extend` of the rows where the mask is True: nothing shows that there were others."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from interop import (
+    CompressedListStorage,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
@@ -165,3 +168,54 @@ def test_other_masks_are_refused_and_nothing_changes(ndim: int, mask: Any, error
     data = TensorDict({"x": torch.arange(12).reshape(2, 6)}, [2, 6])
     with refused(buffer, error, words):
         buffer.extend(data, mask=mask)
+
+
+# ------------------------------------------------------------------ rows of any length
+
+
+ANY_LENGTH: dict[str, Callable[[str], Any]] = {
+    "tensors": lambda folder: LazyTensorStorage(8),
+    "ragged": lambda folder: LazyTensorStorage(8, ragged=["t", ("n", "u")]),
+    "shared": lambda folder: LazyTensorStorage(8, shared_prefixes=["t", ("n", "u")]),
+    "anonymous": lambda folder: LazyMemmapStorage(8, ragged=["t", ("n", "u")]),
+    "files": lambda folder: LazyMemmapStorage(8, scratch_dir=folder, shared_prefixes=["t", ("n", "u")]),
+    "list": lambda folder: ListStorage(8),
+    "lazy stack": lambda folder: LazyStackStorage(8),
+    "compressed": lambda folder: CompressedListStorage(8),
+}
+
+
+def ragged_rows(lengths: list[int], first: int = 0) -> TensorDict:
+    parts = [torch.arange(first, first + length) for length in lengths]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    texts = [f"text {length}" for length in lengths]
+    below = {"u": torch.nested.nested_tensor([part * 2.0 for part in parts], layout=torch.jagged)}
+    return TensorDict({"t": nested, "text": texts, "n": below, "id": torch.tensor(lengths)}, [len(lengths)])
+
+
+@pytest.mark.parametrize(
+    "mask", [MASK, [True] * 6, [False, False, True, False, False, False]], ids=["some", "all", "one"]
+)
+@pytest.mark.parametrize("kind", ANY_LENGTH)
+def test_rows_of_any_length_and_texts_of_a_mask(kind: str, mask: list[bool], tmp_path: Path) -> None:
+    buffer = TensorDictReplayBuffer(storage=ANY_LENGTH[kind](str(tmp_path / "rows")), batch_size=2)
+    lengths = [2, 0, 5, 1, 0, 3]
+    for first in (0, 100):
+        kept = [length for length, keep in zip(lengths, mask, strict=True) if keep]
+        buffer.empty()
+        check_same(buffer.extend(ragged_rows(lengths, first), mask=mask), torch.arange(len(kept)))
+        assert len(buffer) == len(kept)
+        for place, length in enumerate(kept):
+            row = buffer[place]
+            assert row["id"] == length and row["text"] == f"text {length}"
+            check_same(row["t"], torch.arange(first, first + length))
+            check_same(row["n", "u"], torch.arange(first, first + length) * 2.0)
+
+
+def test_a_mask_of_two_dims_does_not_fit_rows_of_any_length() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8, ragged=["t"]), batch_size=2)
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    data = TensorDict({"t": jagged, "x": torch.ones(2, 3)}, [2])
+    with pytest.raises(ValueError, match=r"one value for each row|mask has shape \[2, 3\]"):
+        buffer.extend(data, mask=torch.ones(2, 3, dtype=torch.bool))
+    assert not len(buffer)

@@ -35,6 +35,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from interop.buffers.rate_counts import RateCounts, refuse_endless
 from interop.transforms import Transform
 from tests.faults.interrupts import Interrupt, Tracer
 from tests.faults.signatures import signature
@@ -550,3 +551,46 @@ def test_the_buffer_of_torchrl() -> None:
         RateLimitedReplayBuffer(samples_per_insert=1, batch_size=2, prefetch=2)
     with pytest.raises(ValueError, match="above 0"):
         RateLimitedReplayBuffer(samples_per_insert=0)
+
+
+TIGHT = [
+    (ratio, inserts, samples)
+    for ratio in (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 1.1, 1.2, 2.4, 1 / 3, 2 / 3, 0.123456789)
+    for inserts in (1, 2, 4, 5, 8, 10, 16, 32)
+    for samples in (1, 2, 4, 8, 16, 32, 64)
+]
+
+
+@pytest.mark.parametrize("min_size", [1, 10, 100])
+def test_no_counters_refuse_both_sides_with_a_band_that_is_just_wide_enough(min_size: int) -> None:
+    accepted = 0
+    for ratio, inserts, samples in TIGHT:
+        try:
+            rule = RateLimiter(ratio, min_size, (inserts * ratio + samples) / 2).rule
+            refuse_endless(rule, inserts, samples)
+        except ValueError:
+            continue
+        accepted += 1
+        for inserted in range(0, 24 * inserts, inserts):
+            last = round(inserted * ratio - rule.max_diff + inserts * ratio)  # about the most draws that refuse a write
+            for sampled in range(max(last - 1, 0), last + 2):
+                counts = RateCounts(inserted, sampled, size=min_size)
+                sides = counts.allow(rule, "extend", inserts), counts.allow(rule, "sample", samples)
+                assert any(sides), (rule, inserts, samples, counts)
+    assert accepted > 500
+
+
+def test_the_missing_items_of_a_refusal_are_those_that_lift_it() -> None:
+    rule = RateLimiter(0.1, 1, 4.1).rule
+    for inserted in range(0, 200, 3):
+        for sampled in range(60):
+            counts = RateCounts(inserted, sampled, size=9)
+            for call, items in (("extend", 2), ("sample", 8)):
+                if counts.allow(rule, call, items):  # type: ignore[arg-type]
+                    continue
+                found = re.search(r"(\d+) more items must be", counts.account(rule, call, items))  # type: ignore[arg-type]
+                assert found
+                for lacking in (int(found[1]) - 1, int(found[1])):
+                    more = (inserted, sampled + lacking) if call == "extend" else (inserted + lacking, sampled)
+                    after = RateCounts(*more, size=9)
+                    assert after.allow(rule, call, items) == (lacking == int(found[1]))  # type: ignore[arg-type]
