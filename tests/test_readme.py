@@ -37,7 +37,7 @@ PAGES = {
     "docs/do/queue.md": 1,
     "docs/do/rate_limits.md": 3,
     "docs/do/robots.md": 3,
-    "docs/do/resume.md": 3,
+    "docs/do/resume.md": 4,
     "docs/do/slices.md": 2,
     "docs/do/specs.md": 5,
     "docs/do/transforms.md": 10,

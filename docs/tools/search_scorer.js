@@ -14,6 +14,7 @@ var Scorer = {
     const query = new URLSearchParams(window.location.search).get("q").trim().toLowerCase();
     const name = title.split(/[.\s]/).pop().toLowerCase();
     if (docname.startsWith("lookup/reference/") && name !== query) return score - 100;
-    return docname.startsWith("do/") ? score + 5 : score;
+    const inTitle = title.toLowerCase().includes(query) ? 3 : 0; // all words in this order: "n-step", not a "step" alone
+    return score + inTitle + (docname.startsWith("do/") ? 5 : 0);
   },
 };
