@@ -88,7 +88,7 @@ class QueueFiles:
                 fresh = [as_int(index) for index in indexes(stored)] if stored else []
                 if not len(set(fresh)) == len(fresh) == len(stored):
                     raise ValueError(
-                        f"{len(stored)} rows need as many different indexes, got {len(fresh)}, {len(set(fresh))} of them different"
+                        f"{len(stored)} rows need as many different indexes, got {len(set(fresh))} in {len(fresh)}"
                     )
                 rows = QueueRows(before.generation + 1, dict(zip(fresh, before.stored.values(), strict=True)))
                 log.replace(rows, flush)
