@@ -29,11 +29,12 @@ class _Followed:
     rows: QueueRows = dataclasses.field(default_factory=QueueRows)
 
     def is_at(self, path: Path) -> bool:
+        """Whether this is the file at the path, and not shorter than what was read of it."""
         try:
             here, there = os.fstat(self.file), os.stat(path)
         except FileNotFoundError:
             return False
-        return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+        return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino) and there.st_size >= self.read
 
     def follow(self, path: Path) -> None:
         """Apply the entries that were committed since."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.transfer_queue.log import Log, flush_folder
 from interop.transfer_queue.queue_rows import QueueRows, Row, RowPart
-from interop.transfer_queue.segments import Description, Field, Segment, read_field, write_segment
+from interop.transfer_queue.segments import Field, Segment, SegmentContents, read_field, write_segment
 
 _DESCRIBED = 1000  # descriptions of files that are kept
 
@@ -51,7 +51,7 @@ class QueueFiles:
     def __init__(self, path: str | Path, generation: int, flush: bool = False, allow_pickle: bool = False) -> None:
         self._path, self._generation, self._flush, self._allow_pickle = Path(path), generation, flush, allow_pickle
         self._log = Log(self._path)
-        self._described_segments: dict[str, Description] = {}  # of files that were read
+        self._described_segments: dict[str, SegmentContents] = {}  # of files that were read
         self._unneeded: set[str] = set()  # files to be removed
 
     @classmethod
@@ -87,7 +87,9 @@ class QueueFiles:
                 files._refuse_missing(missing)
                 fresh = [as_int(index) for index in indexes(stored)] if stored else []
                 if not len(set(fresh)) == len(fresh) == len(stored):
-                    raise ValueError(f"{len(stored)} rows need as many different indexes, got {fresh}")
+                    raise ValueError(
+                        f"{len(stored)} rows need as many different indexes, got {len(set(fresh))} in {len(fresh)}"
+                    )
                 rows = QueueRows(before.generation + 1, dict(zip(fresh, before.stored.values(), strict=True)))
                 log.replace(rows, flush)
                 files._remove_unused(rows)
@@ -126,14 +128,7 @@ class QueueFiles:
         _check_put(partition, indexes, fields, keys, tags)
         segment = f"{self._generation}-{uuid.uuid4().hex}"
         path = self._segment_path(segment)
-        write_segment(
-            path,
-            fields,
-            keys,
-            tags,
-            self._allow_pickle,
-            self._flush,
-        )
+        write_segment(path, fields, keys, tags, self._allow_pickle, self._flush)
         committed = False
         try:
             if self._flush:
@@ -151,7 +146,7 @@ class QueueFiles:
             if isinstance(error, OSError):
                 self._free(set())  # at once: the disk may be full
             raise
-        self._free(replaced)
+        self._free(replaced if indexes else {segment})
 
     def get(self, indexes: Sequence[int], fields: Sequence[str]) -> dict[str, tuple[str, Any]]:
         """Fields of rows: for each ("tensor", a tensor) or ("values", a list with one value a row).

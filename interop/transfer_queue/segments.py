@@ -38,7 +38,7 @@ class Region:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Description:
+class SegmentContents:
     """What a segment says about its rows. `checked` names the fields whose checksum was that of their bytes."""
 
     keys: list[str | None]
@@ -74,7 +74,7 @@ class Segment:
     was unlinked. `described` has the keys and layouts of an earlier map of the file, which are not read again.
     """
 
-    def __init__(self, path: Path, allow_pickle: bool = False, described: Description | None = None) -> None:
+    def __init__(self, path: Path, allow_pickle: bool = False, described: SegmentContents | None = None) -> None:
         """FileNotFoundError where its rows were cleared. CheckpointCorrupt where it was cut, or its description damaged."""
         self._path, self._allow_pickle = path, allow_pickle
         with opened(path) as (handle, size):
@@ -89,7 +89,7 @@ class Segment:
             text = self._memory[size - _TAIL - length : size - _TAIL]
             if zlib.crc32(text) != checksum:
                 raise CheckpointCorrupt(f"{path}: the description of the rows is damaged: its checksum is another")
-            described = Description.of(text, path)
+            described = SegmentContents.of(text, path)
         self.described = described
         self._tags: Column | None = None
         self._columns: dict[str, Column] = {}
@@ -160,7 +160,7 @@ def write_segment(
                 _written(handle, pieces)
                 place = region.start + region.size + _written(handle, [bytes(-region.size % _ALIGNED)])
             _written(handle, tags_pieces)
-            text = Description(list(keys), _region(tags_layout, tags_pieces, place), regions).text()
+            text = SegmentContents(list(keys), _region(tags_layout, tags_pieces, place), regions).text()
             _written(handle, [text, *(each.to_bytes(8, "little") for each in (len(text), zlib.crc32(text))), _MAGIC])
             if flush:
                 os.fsync(handle)

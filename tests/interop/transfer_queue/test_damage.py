@@ -119,12 +119,13 @@ def test_a_run_that_begins_removes_nothing_of_a_damaged_folder(tmp_path: Path) -
         assert {**after, **before} == after, kind
 
 
-def test_a_log_that_is_lost_while_a_run_writes_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [Path.unlink, lambda log: log.write_bytes(b"")])
+def test_a_log_that_is_lost_while_a_run_writes_is_an_error(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
     files = prepared(tmp_path)
-    (tmp_path / "log").unlink()
+    damage(tmp_path / "log")
     calls = {"put": lambda: files.put("p", [2], {"x": [1]}), "get": lambda: files.get([0], ["text"])}
     for call in (*calls.values(), files.stored, lambda: files.clear([0])):
-        with pytest.raises(CheckpointCorrupt, match="is missing"):
+        with pytest.raises(CheckpointCorrupt, match="Which rows are stored cannot be told"):
             call()
     assert len(list((tmp_path / "segments").iterdir())) == 1
 
@@ -275,3 +276,9 @@ def test_rows_are_listed_while_others_write(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert errors == [] and min(reads) >= 20
+
+
+def test_a_put_of_no_rows_leaves_no_file(tmp_path: Path) -> None:
+    files = prepared(tmp_path)
+    files.put("p", [], {"f": []})
+    assert len(files.stored()) == 2 and len(list((tmp_path / "segments").iterdir())) == 1
