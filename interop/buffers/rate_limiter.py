@@ -43,10 +43,11 @@ class RateLimiter(Shown):
         >>> rb.limiter.can_sample(256)
         False
 
-    A write counts the items that the writer keeps, a draw those of the batch. `rb[...] = rows` and other edits count as
-    neither. Counters belong to the storage: buffers on it share them. A write that is rolled back does not count; a call
-    that is killed while it waits leaves nothing. Checkpoints and folders of memory maps have the counters. `empty()`
-    begins at zero, unless `write_count` stays.
+    A write counts the items that the writer keeps, a draw those of the batch. Where these are known only after the draw, as
+    of a `PromptGroupSampler` with a `size_key`, the draw waits until the largest batch is allowed. `rb[...] = rows` and
+    other edits count as neither. Counters belong to the storage: buffers on it share them. A write that is rolled back does
+    not count; a call that is killed while it waits leaves nothing. Checkpoints and folders of memory maps have the counters.
+    `empty()` begins at zero, unless `write_count` stays.
 
     The counters begin in balance on a storage that was filled without a limiter, after a load without one or of another
     rule, and by `restart()`: with as many draws as the ratio wants for the items ever written.
@@ -77,7 +78,6 @@ class RateLimiter(Shown):
     ) -> None:
         self.rule = rate_limits.RateLimiter(samples_per_insert, min_size, error_buffer)
         self.timeout = timeout
-        self._batch_size = 1
         self._begin()
 
     def _begin(self) -> None:
@@ -169,19 +169,21 @@ class RateLimiter(Shown):
                 "a limiter counts for one storage, and this one belongs to another buffer: make one for each"
             )
 
-    def join(self, storage: Storage, batch_size: int | None) -> None:
+    def join(self, storage: Storage) -> None:
         """Count what is written to this storage and drawn from it. Its lock is held."""
         self._reference = weakref.ref(storage)
-        self._batch_size = batch_size or 1
         if not storage.ring.is_limited:
             counts = self._counts()
             self._put(RateCounts(max(counts.inserted, counts.size), 0, counts.size).balanced(self.rule))
 
-    def refuse_insert(self, items: int) -> None:
-        """MustWaitError if so many items may not be written now. The lock is held."""
+    def refuse_insert(self, items: int, largest_draw: Callable[[], int]) -> None:
+        """MustWaitError if so many items may not be written now. The lock is held.
+
+        ValueError where it could wait without end for a batch of `largest_draw()` items, which is asked for only then.
+        """
         counts = self._counts()
         if not counts.allow(self.rule, "extend", items):
-            refuse_endless(self.rule, items, self._batch_size)
+            refuse_endless(self.rule, items, largest_draw())
             raise MustWaitError("extend", items)
 
     def refuse_draw(self, items: int) -> None:
@@ -318,7 +320,7 @@ class RateLimiter(Shown):
         self._put(counts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"rule": self.rule, "_timeout": self._timeout, "_batch_size": self._batch_size}
+        return {"rule": self.rule, "_timeout": self._timeout}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -264,7 +264,7 @@ class ReplayBuffer(Sampled):
         self.observers.join(storage, in_order, sampler.hooks.is_users)
         self._pass_generator()
         if self.limiter is not None:
-            self.limiter.join(storage, self._batch_size)
+            self.limiter.join(storage)
 
     def _pass_generator(self) -> None:
         for component in (self._storage, self._sampler, self._writer):
@@ -639,7 +639,8 @@ class ReplayBuffer(Sampled):
             stored = list(stored)  # it may be written twice
         if self.limiter is not None:
             rows = length_of(swapped(stored, self.dim_extend) if self.dim_extend else stored) if many else 1
-            self.limiter.refuse_insert(rows * storage.contents.items_per_row)
+            largest = partial(self._draws.most_items, storage, self._batch_size or 1)
+            self.limiter.refuse_insert(rows * storage.contents.items_per_row, largest)
         counts = counts_of(storage) if followed else None
         counters = storage.ring.cells.tobytes()
         undo_states = [(component, component.before_write()) for component in undoable] if undoable else ()
@@ -766,7 +767,7 @@ class ReplayBuffer(Sampled):
     def _read(self, batch: RequestedBatch, reserves: bool) -> Complete | None:
         [request] = batch.requests
         if self.limiter is not None:
-            self.limiter.refuse_draw(request.size)
+            self.limiter.refuse_draw(request.draws.most_items(request.storage, request.size))
         if reserves:
             if request.draws.has_state:
                 request.reserve()

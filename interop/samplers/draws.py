@@ -122,6 +122,13 @@ class Draws(ABC):
     def check_batch_size(self, batch_size: int) -> None:
         """ValueError for a batch size that cannot be drawn."""
 
+    def most_items(self, storage: Storage, batch_size: int) -> int:
+        """How many items the next batch of this size has at most, by which a limiter decides whether it may be drawn.
+
+        `batch_size` by default. A batch size in other units, as groups, makes more items of it.
+        """
+        return batch_size
+
     def share(self, storage: Storage, batch_size: int) -> ShardContents | None:
         """The share of a storage in batches of this size over several buffers; None if these cannot be drawn."""
         return None

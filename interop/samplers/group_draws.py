@@ -1,5 +1,6 @@
 """Draws of whole groups of items."""
 
+import heapq
 import itertools
 import weakref
 from collections import Counter
@@ -62,6 +63,14 @@ class GroupDraws(SlotDraws):
         size = self._groups.size
         if size is not None and batch_size % size:
             raise ValueError(f"batch_size must be a multiple of group_size={size}, got {batch_size}")
+
+    def most_items(self, storage: Storage, batch_size: int) -> int:
+        """The completions of the `batch_size` largest groups that are complete. O(complete groups) where sizes differ."""
+        if self._groups.size is not None:
+            return batch_size
+        self._groups.try_sync(storage)
+        largest = heapq.nlargest(batch_size, (group.size for group in self._groups.ready))
+        return max(batch_size, sum(largest))
 
     def slots(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         groups = self._groups

@@ -1,7 +1,8 @@
 """Which stored rows make whole groups, and how often each group was used."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -12,11 +13,13 @@ from fbuf.checkpoint import Fields
 from interop.checkpoint.state import integers
 
 Id = int | str
-# A number of a row: that of its group plus 1, the state of the group, and its uses.
+# A number of a row: that of its group plus 1, a state, and the uses of the group. The first row of a group has the state
+# of the group; the state of the other rows says that they have their place in the group instead of the uses. Older folders
+# have no places: all rows of a group have its state and uses.
 _NUMBER = 24  # bits to the right of the number
 _STATE = 22  # bits to the right of the state
-_OPEN, _WHOLE, _BROKEN = range(3)
-_STATES = 3
+_OPEN, _WHOLE, _BROKEN, _LATER = range(4)
+_STATES = 3  # the bits of a state
 MOST_USES = (1 << _STATE) - 1
 
 
@@ -217,39 +220,54 @@ class Groups:
         changed = set(self._of.values()) if every or self._changed is None else self._changed
         self._changed = set()
         slots = _array(slot for group in changed for slot in group.slots)
-        return slots, _array(self._word(group) for group in changed for _ in group.slots)
+        return slots, _array(word for group in changed for word in self._words(group))
 
-    def _word(self, group: Group) -> int:
+    def _words(self, group: Group) -> Iterator[int]:
+        """The numbers of the rows of a group, in their order."""
         if group.is_whole:
             state = _WHOLE
         else:
             state = _OPEN if self.is_open(group) else _BROKEN
-        return (group.number + 1) << _NUMBER | state << _STATE | min(group.uses, MOST_USES)
+        number = (group.number + 1) << _NUMBER
+        for place in range(len(group.slots)):
+            if place == 0:
+                yield number | state << _STATE | min(group.uses, MOST_USES)
+            else:
+                yield number | _LATER << _STATE | min(place, MOST_USES)
 
     @classmethod
     def of_words(cls, rows: Iterable[tuple[int, int, Id, int]], size: int | None, most: int | None) -> "Groups":
-        """The groups of rows, given in the order of writing by slot, number, id, and size of the group.
+        """The groups of rows, given from the oldest to the newest by slot, number, id, and size of the group.
 
-        Rows of the number 0 are in no group.
+        Rows of the number 0 are in no group. A group is broken where the number of one of its rows was lost, as that of a
+        row which was overwritten when no sampler kept groups.
         """
         new = cls(size, most)
-        members_of = dict[int, list[tuple[int, int, Id]]]()
-        size_of = dict[int, int]()
+        members_of = dict[int, list[tuple[int, int, Id, int]]]()
         for slot, word, id_, of_group in rows:
             if word:
-                members_of.setdefault((word >> _NUMBER) - 1, []).append((slot, word, id_))
-                size_of.setdefault((word >> _NUMBER) - 1, of_group)
+                members_of.setdefault((word >> _NUMBER) - 1, []).append((slot, word, id_, of_group))
         for number in sorted(members_of):
-            members = members_of[number]
-            word, id_ = members[0][1:]
-            slots = [slot for slot, _, other in members if other == id_]  # an id may have been edited since
-            group = Group(number, id_, size_of[number], slots, word & MOST_USES)
+            members = sorted(
+                members_of[number], key=lambda member: _place(member[1])
+            )  # of equal places the oldest first
+            places = [_place(word) for _, word, _, _ in members]
+            _, word, _, of_group = members[0]
+            state, uses = word >> _STATE & _STATES, word & MOST_USES
+            if state == _LATER:  # the first row is lost
+                state, uses = _BROKEN, 0
+            # The ids differ where one was edited since. The rows of the others join groups as rows that are new.
+            id_ = Counter(id_ for _, _, id_, _ in members).most_common(1)[0][0]
+            slots = [slot for slot, _, other, _ in members if other == id_]
+            group = Group(number, id_, of_group, slots, uses)
             new._of |= dict.fromkeys(slots, group)
-            state = word >> _STATE & _STATES
+            is_all = len(slots) == len(members) and (
+                not any(places) or places == [min(place, MOST_USES) for place in range(len(places))]
+            )
             if state == _WHOLE and new._usable(group):
                 group.place = len(new.ready)
                 new.ready.append(group)
-            elif state == _OPEN and len(slots) == len(members) < group.size:
+            elif state == _OPEN and is_all and len(slots) < group.size:
                 new._open[id_] = group
         new._begun = max(members_of, default=-1) + 1
         new._top = max(new._of, default=-1) + 1
@@ -315,6 +333,11 @@ class Groups:
 
     def _usable(self, group: Group) -> bool:
         return group.is_whole and (self.most is None or group.uses < self.most)
+
+
+def _place(word: int) -> int:
+    """The place of a row in its group; 0 where its number has none."""
+    return word & MOST_USES if word >> _STATE & _STATES == _LATER else 0
 
 
 def _array(values: Iterable[int]) -> np.ndarray:

@@ -89,9 +89,12 @@ class ItemGroups(ItemValues):
             self.try_sync(storage)
 
     def take_over(self, storage: Storage) -> None:
+        """Know the groups of the stored rows now: a write would remove the rows that tell which groups are broken."""
         self.clear()
         self._storage = weakref.ref(storage)
         self._keep(storage)
+        if len(storage):
+            self.try_sync(storage)
 
     def reloaded(self, storage: Storage) -> None:
         self._keep(storage)

@@ -133,6 +133,9 @@ class OwnDraws(Draws):
         if self._inherited is not None:
             self._inherited.check_batch_size(batch_size)
 
+    def most_items(self, storage: Storage, batch_size: int) -> int:
+        return batch_size if self._inherited is None else self._inherited.most_items(storage, batch_size)
+
     def memory_shares(self, storage: Storage, capacity: int) -> list[Share]:
         if self._inherited is not None:
             return self._inherited.memory_shares(storage, capacity)

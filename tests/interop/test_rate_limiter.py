@@ -25,6 +25,7 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedReplayBuffer,
+    PromptGroupSampler,
     RateLimitedReplayBuffer,
     RateLimiter,
     ReplayBuffer,
@@ -497,6 +498,38 @@ def test_what_could_wait_without_end_is_refused() -> None:
         RateLimiter(timeout=-1)
     with pytest.raises(TypeError, match="limiter must be a RateLimiter, got fbuf"):
         limited(interop.RateLimiter().rule)  # type: ignore[arg-type]
+
+
+def test_batches_of_groups_that_differ_in_size_stay_in_the_band() -> None:
+    """A draw is allowed by the completions that the batch may have, not by its number of groups."""
+
+    def write(prompt: int, tries: int) -> None:
+        sizes = torch.full((tries,), tries)
+        rb.extend(TensorDict({"prompt_id": torch.full((tries,), prompt), "tries": sizes}, batch_size=[tries]))
+
+    limiter = RateLimiter(1, 1, (0, 24), timeout=0)
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(100), sampler=PromptGroupSampler(size_key="tries"), batch_size=2, limiter=limiter
+    )
+    for step, tries in enumerate((5, 5, 5, 1, 1, 5, 2, 8)):
+        write(step, tries)
+        assert limiter.diff <= 24
+        while True:
+            sizes = sorted(group.rows for group in rb.sampler.groups())[-2:]
+            allowed = len(sizes) == 2 and limiter.diff >= sum(sizes)
+            try:
+                rb.sample()
+            except (TimeoutError, RuntimeError):
+                assert not allowed
+                break
+            assert allowed and limiter.diff >= 0
+    assert limiter.sampled > 0
+    rb.empty()
+    write(0, 20)
+    write(1, 4)
+    assert len(rb.sample()) == 24
+    with pytest.raises(ValueError, match="with draws of 24 items a call need 25"):
+        rb.sample()
 
 
 def test_what_it_cannot_count_is_refused(tmp_path: Path) -> None:

@@ -49,33 +49,85 @@ def draws_of(sampler):
     return saved["drawn"].tolist(), sorted(saved["order"][: saved["live"]].tolist())
 
 
-@settings(max_examples=60, deadline=None)
+def in_order(sampler):
+    """The groups in the order in which they were begun, without their numbers."""
+    return [group for _, group in sorted(groups_of(sampler).items())]
+
+
+@pytest.mark.parametrize("choice", ["group_size", "size_key", "no bound"])
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_groups_go_on_as_if_the_folder_had_stayed_open(tmp_path_factory, data):
+def test_groups_go_on_as_if_the_folder_had_stayed_open(tmp_path_factory, choice, data):
     folder = tmp_path_factory.mktemp("groups") / "rows"
-    most, size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    buffer = made(folder, PromptGroupSampler(size, max_uses=most))
-    written, order = False, list  # of the rows of a group; an edit joins a row later than its place says
-    for _ in range(data.draw(st.integers(2, 10))):
-        kind = data.draw(st.sampled_from(["write", "write", "draw", "draw", "edit", "empty", "open"]))
+    most, size, capacity = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 3)),
+        data.draw(st.sampled_from([5, 12])),
+    )
+
+    def sampler():
+        if choice == "size_key":
+            return PromptGroupSampler(size_key="tries", max_uses=most)
+        return PromptGroupSampler(size, max_uses=None if choice == "no bound" else most)
+
+    def change(call):
+        for each in (buffer, unbroken):
+            call(each)
+
+    buffer = made(folder, sampler(), capacity)
+    unbroken = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler())
+    written = False
+    kinds = ["write", "write", "open", "open", "look", "draw"] + ["edit", "empty"] * (choice != "no bound")
+    for _ in range(data.draw(st.integers(2, 14))):
+        kind = data.draw(st.sampled_from(kinds))
         if kind == "write":
-            buffer.extend(rows(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=9))))
+            ids = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=min(9, capacity)))
+            change(lambda each, ids=ids: each.extend(rows(ids).set("tries", torch.tensor([1 + id_ for id_ in ids]))))
             written = True
-        elif kind == "draw" and written and buffer.sampler.num_ready:
-            buffer.sample(size * data.draw(st.integers(1, buffer.sampler.num_ready)))
+        elif kind == "draw" and written and unbroken.sampler.num_ready:
+            count = unbroken.sampler.num_ready  # all: the order of the groups may differ
+            change(lambda each, count=count: each.sample(count * (1 if choice == "size_key" else size)))
         elif kind == "edit" and written and len(buffer.storage):
-            slot = data.draw(st.integers(0, len(buffer.storage) - 1))
-            buffer.set_at_("prompt_id", torch.tensor([data.draw(st.integers(0, 3))]), torch.tensor([slot]))
-            len(buffer)
-            order = sorted
+            slot, id_ = (data.draw(st.integers(0, most)) for most in (len(buffer.storage) - 1, 3))
+            change(lambda each, slot=slot, id_=id_: edit(each, slot, id_))
         elif kind == "empty" and written:
-            buffer.empty()
-        elif kind == "open":
-            left, before = len(buffer), groups_of(buffer.sampler, order)
+            change(lambda each: each.empty())
+        elif kind == "open" and written:
+            if choice == "no bound" and any(
+                not (is_ready or is_open) for _, _, is_ready, is_open in in_order(unbroken.sampler)
+            ):
+                break  # a folder without uses does not say which groups are broken
             buffer.storage.close()
-            buffer = made(folder, PromptGroupSampler(size, max_uses=most))
-            assert len(buffer) == left
-            assert groups_of(buffer.sampler, order) == before
+            buffer = made(folder, sampler())
+        elif kind == "look":
+            assert in_order(buffer.sampler) == in_order(unbroken.sampler)
+    assert len(buffer) == len(unbroken)
+    assert in_order(buffer.sampler) == in_order(unbroken.sampler)
+
+
+def edit(buffer, slot, id_):
+    buffer.set_at_("tries", torch.tensor([1 + id_]), torch.tensor([slot]))
+    buffer.set_at_("prompt_id", torch.tensor([id_]), torch.tensor([slot]))
+    len(buffer)  # reads the edit
+
+
+def test_a_row_without_a_number_breaks_its_group(tmp_path):
+    """A buffer whose sampler keeps no groups overwrites the first completion of an incomplete group."""
+    buffer = made(tmp_path / "rows", PromptGroupSampler(3, max_uses=2), capacity=8)
+    buffer.extend(rows([1, 7, 7, 7, 8, 8, 8, 1]))
+    buffer.storage.close()
+    buffer = made(tmp_path / "rows", None)
+    buffer.extend(rows([5]))
+    buffer.storage.close()
+    buffer = made(tmp_path / "rows", PromptGroupSampler(3, max_uses=2))
+    buffer.extend(rows([1, 1]))
+    assert sorted((group.id, group.slots, group.reason) for group in buffer.sampler.groups()) == [
+        (1, (1, 2), "incomplete"),
+        (1, (7,), "overwritten"),
+        (5, (0,), "incomplete"),
+        (7, (3,), "overwritten"),
+        (8, (4, 5, 6), None),
+    ]
 
 
 @settings(max_examples=60, deadline=None)
