@@ -60,6 +60,17 @@ def _tensors(storage: TensorStorage) -> Arguments:
     return {"max_size": storage.table.max_items, "ndim": storage.ndim, "device": str(storage.device)}
 
 
+def _lazy(storage: LazyTensorStorage) -> Arguments:
+    return {**_tensors(storage), **any_length(storage)}
+
+
+def any_length(storage: LazyTensorStorage) -> Arguments:
+    """The arguments that name entries whose rows have any length; {} for none, which earlier versions know."""
+    table = storage.table
+    kinds = {"ragged": table.ragged - table.shared_prefixes, "shared_prefixes": table.shared_prefixes}
+    return {name: [key_of(path) for path in sorted(paths, key=str)] for name, paths in kinds.items() if paths}
+
+
 def _frames(storage: LazyFrameStorage) -> Arguments:
     keys = storage.frame_keys
     return {
@@ -168,8 +179,8 @@ _ARGUMENTS: dict[type, Callable[[Any], Arguments]] = {
     LazyStackStorage: lambda storage: {**_list(storage), "stack_dim": storage.stack_dim},
     CompressedListStorage: lambda storage: {**_list(storage), "compression_level": storage.compression_level},
     TensorStorage: _tensors,
-    LazyTensorStorage: _tensors,
-    LazyMemmapStorage: _tensors,
+    LazyTensorStorage: _lazy,
+    LazyMemmapStorage: _lazy,
     LazyFrameStorage: _frames,
     RandomSampler: lambda sampler: {},
     SamplerWithoutReplacement: _without_replacement,
@@ -310,6 +321,8 @@ def _value(name: str, value: object) -> object:
         return called(RewardSpread, value, "the spread of a PromptGroupSampler")
     if name == "mean_range" and isinstance(value, list):
         return tuple(value)
+    if name in ("ragged", "shared_prefixes") and isinstance(value, list):
+        return [tuple(each) if isinstance(each, list) else each for each in value]
     if name in ("end_keys", "obs_key") and isinstance(value, list):
         return [_key(each) for each in value]
     if name == "span" and isinstance(value, list):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fbuf import priority_tree
 from fbuf.checkpoint import Fields
-from interop.buffers.recipes import CLASSES, Arguments, arguments_of, built, called, has_given_trajectories
+from interop.buffers.recipes import CLASSES, Arguments, any_length, arguments_of, built, called, has_given_trajectories
 from interop.checkpoint.state import LoadOptions, described, state_for
 from interop.data.arguments import class_of
 from interop.engine.saved_rows import SavedRing
@@ -99,7 +99,7 @@ def alike(storage: Storage, capacity: int, scratch_dir: str | os.PathLike[str] |
     arguments: Arguments = {**(arguments_of(storage) or {}), "max_size": capacity}
     kind = type(storage)
     if isinstance(storage, LazyMemmapStorage):
-        arguments = {"max_size": capacity, "ndim": storage.ndim, "scratch_dir": scratch_dir}
+        arguments = {**any_length(storage), "max_size": capacity, "ndim": storage.ndim, "scratch_dir": scratch_dir}
     elif scratch_dir is not None:
         raise ValueError(f"scratch_dir is for rows in files, and a {kind.__name__} has none: leave it out")
     elif kind is TensorStorage:  # whose memory is the user's

@@ -109,7 +109,7 @@ def layout_of(saved: Any, where: str) -> Layout:
     for described in fields.items("leaves"):
         path, shape, dtype = described if isinstance(described, list) and len(described) == 3 else ((), (), None)
         sizes = Fields({"shape": shape}, where).wholes("shape")
-        leaves.append(LeafSpec(_keys(path, where), sizes, dtype_stored(dtype, where)))
+        leaves.append(LeafSpec(path_of(path, where), sizes, dtype_stored(dtype, where)))
     root = node_of(
         fields.any("root"), _leaf, where, lambda kind: is_tensorclass(kind) or issubclass(kind, tuple | list | dict)
     )
@@ -185,7 +185,7 @@ def node_of(
     if depth > MOST_DEEP + 1:
         raise CheckpointCorrupt(f"{where}: nested more than {MOST_DEEP} deep")
     fields = Fields(saved, where)
-    name, keys, names = fields.text("kind"), _keys(fields.items("keys"), where), fields.items("names")
+    name, keys, names = fields.text("kind"), path_of(fields.items("keys"), where), fields.items("names")
     kind = _KINDS.get(name) or class_named(name, fits, where)
     if issubclass(kind, tuple | list) and keys != tuple(range(len(keys))):
         raise CheckpointCorrupt(f"{where}: the items of a {name} are counted from 0")
@@ -196,7 +196,8 @@ def node_of(
     return Branch(kind, keys, children, fields.wholes("batch"), tuple(names), device)
 
 
-def _keys(steps: Any, where: str) -> tuple[str | int, ...]:
+def path_of(steps: Any, where: str) -> tuple[str | int, ...]:
+    """A saved path. CheckpointCorrupt where it is none."""
     if not isinstance(steps, list | tuple) or not all(type(step) in (str, int) for step in steps):
         raise CheckpointCorrupt(f"{where}: keys are texts or integers")
     return tuple(steps)

@@ -93,6 +93,7 @@ class Table:
         lanes: the dims of a row.
         per_row: how many items a row has.
         keeps_layout: whether an empty table keeps its layout.
+        ragged, shared_prefixes: paths, as given; those of `shared_prefixes` are in both.
     """
 
     def __init__(
@@ -124,8 +125,8 @@ class Table:
         self.lanes: tuple[int, ...] = ()
         self.per_row = 1
         self.keeps_layout = False
-        self._ragged = frozenset((*ragged, *shared_prefixes))
-        self._shared_prefixes = frozenset(shared_prefixes)
+        self.ragged = frozenset((*ragged, *shared_prefixes))
+        self.shared_prefixes = frozenset(shared_prefixes)
         self._epoch = 0
         guard.guards(self)
 
@@ -214,11 +215,11 @@ class Table:
 
     def _layout_of(self, data: object, dims: int) -> Layout:
         """The layout of items like those of data, which has so many leading dims."""
-        return self.sharing(Layout.of(data, dims, self._ragged))
+        return self.sharing(Layout.of(data, dims, self.ragged))
 
     def sharing(self, layout: Layout) -> Layout:
         """The layout, where ragged rows share prefixes as in this table."""
-        return layout.sharing(self._shared_prefixes) if layout.varied else layout
+        return layout.sharing(self.shared_prefixes) if layout.varied else layout
 
     def _needs_memory(self, data: object, dims: int) -> bool:
         """Whether writing data with `dims` leading dims needs new memory."""
@@ -239,8 +240,8 @@ class Table:
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
             shared = {path for path, entry in layout.varied.items() if entry.shares}  # also of a reopened folder
-            self._shared_prefixes |= shared
-            self._ragged |= shared
+            self.shared_prefixes |= shared
+            self.ragged |= shared
         self.layout, self.rows = layout, rows
         self.guard.device_writes = rows.writes
         self.lanes, self.per_row = rows.lanes, math.prod(rows.lanes)
@@ -282,7 +283,7 @@ class Table:
         return [*shares, self._share_of_values(self.place.values_folder(), None)] if layout.varied else shares
 
     def _share_of_values(self, folder: Path | None, size: int | None) -> Share:
-        what = "of text and ragged rows" + (", which share their beginnings" if self._shared_prefixes else "")
+        what = "of text and ragged rows" + (", which share their beginnings" if self.shared_prefixes else "")
         return Share("values", what, "cpu" if folder is None else str(folder), size)
 
     # ------------------------------------------------------------------ the record of unfinished writes
@@ -320,7 +321,7 @@ class Table:
         """A list of items as one batch of them."""
         if not isinstance(data, list):
             return data
-        return stack_items(data, self._ragged if self.layout is None else {*self._ragged, *self.layout.varied})
+        return stack_items(data, self.ragged if self.layout is None else {*self.ragged, *self.layout.varied})
 
     def admit(
         self,

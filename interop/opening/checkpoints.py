@@ -240,10 +240,12 @@ def _storage(fields: Fields, mode: Mode, given: object, source: Reading) -> tupl
         ring = SavedRing.parsed(content.fields("rows").fields("ring")) if "ring" in rows else None
         max_size, ndim = (1, 1) if ring is None else (ring.items, ring.ndim)
         own = saved.any("arguments") if "arguments" in saved else {}
-        max_size = own.get("max_size", max_size) if isinstance(own, Mapping) else max_size
+        own = own if isinstance(own, Mapping) else {}
+        max_size = own.get("max_size", max_size)
         if mode == "r" and ring is not None and rows.get("layout") is not None:
             return TensorStorage.over(SavedFiles(str(source.path), ring.filled), max_size, ndim=ndim), True
-        return LazyTensorStorage(max_size, ndim=ndim), False
+        any_length = {name: own[name] for name in ("ragged", "shared_prefixes") if name in own}
+        return called(LazyTensorStorage, {"max_size": max_size, "ndim": ndim, **any_length}, saved.where), False
     if "arguments" in saved:
         storage = built(Storage, _named(saved))
     elif "capacity" in content and content.any("storage") == "list":

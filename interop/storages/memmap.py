@@ -15,7 +15,7 @@ from interop.data.arguments import whole
 from interop.data.keys import as_path
 from interop.engine.kept_values import KeptValues
 from interop.engine.places.anonymous_maps import AnonymousMaps
-from interop.engine.places.mapped_files import Files
+from interop.engine.places.mapped_files import Files, any_length
 from interop.engine.places.place import Place
 from interop.engine.places.shared import shared_by_processes
 from interop.shared.folder import Folder
@@ -81,6 +81,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         ndim = whole("ndim", ndim)
         max_size = whole("max_size", max_size)
         self._files: Files | None = None
+        paths = [as_path(key) for key in ragged], [as_path(key) for key in shared_prefixes]
         place: Place = AnonymousMaps(shares=not compilable)
         if self.scratch_dir is not None:
             place = self._files = Files(
@@ -93,11 +94,12 @@ class LazyMemmapStorage(LazyTensorStorage):
                 auto_cleanup=self.auto_cleanup,
                 checksums=bool(checksums),
                 shares=not compilable,
+                ragged=paths[0],
+                shared_prefixes=paths[1],
             )
         if shared_init:
             refuse_shared_init(compilable, consolidated=False)
             place = shared_by_processes(place, self, asked=True)
-        paths = [as_path(key) for key in ragged], [as_path(key) for key in shared_prefixes]
         self._begin(place, max_size, ndim, compilable, by_path(fill), *paths)
         if shared_init and self._files is not None:
             self._files.make_folder()
@@ -131,7 +133,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         try:
             with open(root / DESCRIPTION, "rb") as file:  # as long as it is open, no other file gets its inode
                 described = description(root)
-                storage = cls(described.whole("capacity", 1), scratch_dir=root, ndim=described.whole("ndim", 1, 64))
+                ragged, shared = any_length(described)
+                storage = cls(
+                    described.whole("capacity", 1),
+                    scratch_dir=root,
+                    ndim=described.whole("ndim", 1, 64),
+                    ragged=ragged,
+                    shared_prefixes=shared,
+                )
                 storage._take_up(described, folder)
                 if not os.path.samestat(os.fstat(file.fileno()), os.stat(root / DESCRIPTION)):
                     raise RuntimeError(f"the storage in {root} was replaced while it was opened: open it again")

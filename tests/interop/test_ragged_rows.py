@@ -1,6 +1,7 @@
 """Ragged rows of every length and width in every storage: read back, also through files, or refused before a write."""
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 from torch import Tensor
 
+import interop
 from fbuf.checkpoint import CheckpointCorrupt, Fields
 from interop import (
     CompressedListStorage,
@@ -19,8 +21,10 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    TensorDictReplayBuffer,
 )
 from interop.checkpoint.layouts import layout_of
+from interop.shared.folder_description import sealed
 
 STORAGES: dict[str, Callable[[Path], Any]] = {
     "tensors": lambda path: LazyTensorStorage(8),
@@ -131,3 +135,114 @@ def test_a_layout_of_such_rows_is_damage() -> None:
     saved = {"root": {"varied": "float32", "shape": [0]}, "leaves": [[[], [2], "int64"]]}
     with pytest.raises(CheckpointCorrupt, match="ragged rows without values"):
         layout_of(Fields({"layout": saved}, "here").any("layout"), "here")
+
+
+# ------------------------------------------------------------------ what the storage was told of stays
+
+
+def jagged(lengths: list[int]) -> Any:
+    nested = torch.nested.nested_tensor([torch.arange(n) for n in lengths], layout=torch.jagged)
+    return TensorDict({"r": nested, "n": {"s": nested * 2}, "id": torch.arange(len(lengths))}, [len(lengths)])
+
+
+def resized(buffer: Any, path: Path) -> Any:
+    buffer.resize(12, scratch_dir=path if in_folder(buffer) else None)
+    return buffer
+
+
+def in_folder(buffer: Any) -> bool:
+    return getattr(buffer.storage, "scratch_dir", None) is not None
+
+
+def reopened(buffer: Any, path: Path) -> Any:
+    folder = buffer.storage.scratch_dir
+    buffer.storage.close()
+    return TensorDictReplayBuffer(storage=LazyMemmapStorage.open(folder, "r+"), batch_size=2)
+
+
+def emptied(buffer: Any, path: Path) -> Any:
+    buffer.empty()
+    return reopened(buffer, path)
+
+
+def opened(buffer: Any, path: Path) -> Any:
+    buffer.dumps(path)
+    return interop.open(path, mode="r+", batch_size=2)
+
+
+def opened_empty(buffer: Any, path: Path) -> Any:
+    buffer.empty()
+    return opened(buffer, path)
+
+
+def state_dict(buffer: Any, path: Path) -> Any:
+    other = TensorDictReplayBuffer(storage=copy.deepcopy(buffer.storage), batch_size=2)
+    other.empty()
+    other.load_state_dict(buffer.state_dict())
+    return other
+
+
+WAYS: dict[str, Callable[[Any, Path], Any]] = {
+    "resize": resized,
+    "dumps": opened,
+    "empty, dumps": opened_empty,
+    "state_dict": state_dict,
+}
+WAYS_OF_FOLDERS: dict[str, Callable[[Any, Path], Any]] = {
+    "open": reopened,
+    "empty, open": emptied,
+    "resize, open": lambda buffer, path: reopened(resized(buffer, path), path),
+    "open, resize": lambda buffer, path: resized(reopened(buffer, path), path),
+}
+GIVEN: dict[str, dict[str, Any]] = {
+    "ragged": {"ragged": ["r", ("n", "s")]},
+    "both": {"ragged": [("n", "s")], "shared_prefixes": ["r"]},
+    "none": {},
+}
+
+
+@pytest.mark.parametrize("given", ["both", "none"])
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        *((kind, way) for kind in ("tensors", "anonymous", "files") for way in WAYS),
+        *(("files", way) for way in WAYS_OF_FOLDERS),
+    ],
+)
+def test_declared_entries_have_any_length_also_later(kind: str, way: str, given: str, tmp_path: Path) -> None:
+    make: Any = LazyTensorStorage if kind == "tensors" else LazyMemmapStorage
+    folder = {"scratch_dir": tmp_path / "rows"} if kind == "files" else {}
+    buffer = TensorDictReplayBuffer(storage=make(8, **folder, **GIVEN[given]), batch_size=2)
+    buffer.extend(jagged([3, 0, 5]))
+    declared = buffer.storage.table.ragged, buffer.storage.table.shared_prefixes
+    buffer = {**WAYS, **WAYS_OF_FOLDERS}[way](buffer, tmp_path / "new")
+    assert (buffer.storage.table.ragged, buffer.storage.table.shared_prefixes) == declared
+    buffer.empty()
+    first, other = ({"r": torch.arange(n), "n": {"s": torch.arange(n) * 2}, "id": torch.tensor(n)} for n in (3, 4))
+    buffer.add(TensorDict(first))
+    if given == "none":
+        assert not buffer.storage.table.layout.varied  # one length, as before
+        return
+    buffer.add(TensorDict(other))
+    buffer.append_to(0, {"r": torch.tensor([7, 8])})
+    assert [buffer[place]["r"].tolist() for place in (0, 1)] == [[0, 1, 2, 7, 8], [0, 1, 2, 3]]
+    assert [buffer[place]["n", "s"].tolist() for place in (0, 1)] == [[0, 2, 4], [0, 2, 4, 6]]
+
+
+@pytest.mark.parametrize("given", ["ragged", "both"])
+def test_a_folder_of_an_earlier_version_declares_what_it_holds(given: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir=path, **GIVEN[given]), batch_size=2)
+    buffer.extend(jagged([3, 0, 5]))
+    buffer.storage.close()
+    text = json.loads((path / "storage.json").read_text())["storage"]
+    del text["ragged"], text["shared_prefixes"]
+    (path / "storage.json").write_text(sealed(text))
+    table = LazyMemmapStorage.open(path, "r").table
+    assert table.ragged == {("r",), ("n", "s")} and table.shared_prefixes == {
+        key if isinstance(key, tuple) else (key,) for key in GIVEN[given].get("shared_prefixes", ())
+    }
+    text["ragged"], text["shared_prefixes"] = [[1.5]], []
+    (path / "storage.json").write_text(sealed(text))
+    with pytest.raises(CheckpointCorrupt, match="keys are texts or integers"):
+        LazyMemmapStorage.open(path, "r")

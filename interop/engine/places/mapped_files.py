@@ -4,7 +4,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt, Fields
 from fbuf.checkpoint.files import remove_folder
 from fbuf.memory_plan import Share
-from interop.checkpoint.layouts import layout_of, saved_layout
-from interop.data.layout import Layout, LeafSpec
+from interop.checkpoint.layouts import layout_of, path_of, saved_layout
+from interop.data.layout import KeyPath, Layout, LeafSpec
 from interop.engine import plans
 from interop.engine.guard import Guard
 from interop.engine.kept_priorities import KeptPriorities
@@ -54,6 +54,7 @@ class Files(Place):
         auto_cleanup: remove the files with the last owner.
         checksums: write checksums of the files when the folder is closed.
         shares: whether processes that share the table may find memory that one of them allocates.
+        ragged, shared_prefixes: of the table, for the description.
     """
 
     mapped = True
@@ -71,6 +72,8 @@ class Files(Place):
         auto_cleanup: bool,
         checksums: bool,
         shares: bool,
+        ragged: Collection[KeyPath] = (),
+        shared_prefixes: Collection[KeyPath] = (),
     ) -> None:
         super().__init__()
         self._checksums = checksums
@@ -78,6 +81,7 @@ class Files(Place):
         self.root = root
         self._capacity = capacity
         self._ndim = ndim
+        self._any_length = {"ragged": tuple(ragged), "shared_prefixes": tuple(shared_prefixes)}
         self._guard = guard
         self._ring = ring
         self.replaces = existsok
@@ -183,6 +187,7 @@ class Files(Place):
             "rows": lead[0],
             "lanes": lead[1:],
             "layout": saved_layout(layout),
+            **{name: [list(path) for path in paths] for name, paths in self._any_length.items()},
         }
 
     def plan(
@@ -368,6 +373,20 @@ def _named(leaves: Sequence[LeafSpec]) -> list[tuple[str, LeafSpec]]:
 
 def _state_size(row: int, leaves: int, lead: tuple[int, ...]) -> int:
     return Journal.size(row, leaves, math.prod(lead[1:]), lead[0])
+
+
+def any_length(described: Fields) -> tuple[list[KeyPath], list[KeyPath]]:
+    """`ragged` and `shared_prefixes` of the storage that made a folder. `CheckpointCorrupt` for damage.
+
+    Descriptions of earlier versions do not have them: there they are the entries whose rows have any length now.
+    """
+    names = "ragged", "shared_prefixes"
+    if all(name in described for name in names):
+        ragged, shared = ([path_of(path, described.where) for path in described.items(name)] for name in names)
+        return ragged, shared
+    varied = layout_of(described.any("layout"), described.where).varied
+    found = {path: entry.shares for path, entry in varied.items() if entry.dtype is not None}
+    return [path for path in found if not found[path]], [path for path in found if found[path]]
 
 
 def _checked(
