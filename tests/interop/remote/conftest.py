@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 # Of all clusters of this process: Ray remembers the first, and pytest-xdist may come back to this folder after another.
 _TOKEN = secrets.token_hex(32)
 
