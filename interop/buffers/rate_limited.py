@@ -133,10 +133,11 @@ class RateLimitedReplayBuffer(ReplayBuffer):
         limiter = self.limiter
         ratio = limiter.rule.samples_per_insert
         assert ratio is not None
+        units = limiter.rule.units  # exact, as the limiter judges by them
         inserted, sampled = limiter.inserted, limiter.sampled
         return super().stats(detail) | {
             "target_samples_per_insert": ratio,
             "samples_per_insert": sampled / inserted if inserted else 0.0,
-            "sample_budget": math.floor(inserted * ratio) - sampled,
+            "sample_budget": units.credit(inserted, sampled) // units.denominator,
             "sample_wait_count": limiter.waits["sample"],
         }
