@@ -512,7 +512,7 @@ def _checked_update(member: ReplayBuffer, items: TensorDictBase) -> Callable[[],
     values = items[member.priority_key]
     checked = member.sampler.item_values.checked
     if update := getattr(member, "update_tensordict_priority", None):  # which reduces several values of an item to one
-        checked(reduced(values, len(items), getattr(member.sampler, "reduction", "max")))
+        checked(reduced(values, len(items), member.sampler))
         return partial(update, items)
     checked(values)
     if values.numel() != len(items):

@@ -228,10 +228,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _reduced(self, priority: Tensor | list[Tensor], rows: int) -> Tensor:
         """One priority for each row. A list has the values of each row."""
-        if isinstance(priority, Tensor) and priority.numel() == rows:  # nearly always: nothing is reduced
-            values = real_numbers(priority)
-            return values if values.ndim == 1 else values.reshape(rows)
-        return reduced(priority, rows, getattr(self._sampler, "reduction", "max"))
+        return reduced(priority, rows, self._sampler)
 
 
 def _with_flags(data: Any, info: dict[Any, Any]) -> Any:

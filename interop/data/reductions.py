@@ -12,23 +12,24 @@ REDUCTIONS = {
 }
 
 
-def reduced(priority: Tensor | list[Tensor], rows: int, reduction: str) -> Tensor:
-    """One priority for each row, by a name of `REDUCTIONS`. A list has the values of each row.
+def reduced(priority: Tensor | list[Tensor], rows: int, sampler: object) -> Tensor:
+    """One priority for each row, by the `reduction` of a sampler, "max" by default. A list has the values of each row.
 
     TypeError for what are no real numbers, RuntimeError for another number of values, NotImplementedError for another name.
     """
     if isinstance(priority, list):
         if len(priority) != rows:
             raise RuntimeError(f"there are priorities of {len(priority)} items for {rows} items")
-        return torch.cat([reduced(real_numbers(value).reshape(1, -1), 1, reduction) for value in priority])
+        return torch.cat([reduced(real_numbers(value).reshape(1, -1), 1, sampler) for value in priority])
     real_numbers(priority)
-    if priority.shape == (rows,):
+    if priority.shape == (rows,):  # nearly always: nothing is reduced, and no sampler is asked how
         return priority
     if priority.numel() == 0 or priority.numel() % rows:
         raise RuntimeError(f"there are {priority.numel()} of shape {list(priority.shape)} for {rows} items")
     values = priority.reshape(rows, -1)
     if values.shape[-1] == 1:
         return values[:, 0]
+    reduction = getattr(sampler, "reduction", "max")
     if reduction not in REDUCTIONS:
         raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(REDUCTIONS)}")
     return REDUCTIONS[reduction](values)
