@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from abc import abstractmethod
 from typing import Literal
 
 from fbuf import rate_limits
+from fbuf.shown import Shown
 
 Call = Literal["extend", "sample"]
 
@@ -85,6 +87,43 @@ class RateCounts:
             f"{counted}, so {formula}; a write of {items} needs a diff of at most {rule.max_diff:g} - {items} * {ratio:g}: "
             f"{-int(-over // units.denominator)} more items must be sampled"
         )
+
+
+class LimiterNumbers(Shown):
+    """The numbers of a limiter, of a buffer in this process or in others: what it has counted, and what that allows.
+
+    Attributes:
+        rule: the `fbuf.RateLimiter`.
+    """
+
+    rule: rate_limits.RateLimiter
+
+    @abstractmethod
+    def counts(self) -> RateCounts:
+        """What was written and drawn until now."""
+
+    @property
+    def inserted(self) -> int:
+        """Items ever written, as the limiter counts them; 0 without a buffer."""
+        return self.counts().inserted
+
+    @property
+    def sampled(self) -> int:
+        """Items ever drawn, as the limiter counts them; 0 without a buffer."""
+        return self.counts().sampled
+
+    @property
+    def diff(self) -> float:
+        """`inserted * samples_per_insert - sampled`: between `rule.min_diff` and `rule.max_diff` in the long run."""
+        return self.counts().diff(self.rule)
+
+    def can_insert(self, items: int = 1) -> bool:
+        """Whether `items` may be written now. Does not wait, and takes no lock."""
+        return self.counts().allow(self.rule, "extend", items)
+
+    def can_sample(self, items: int = 1) -> bool:
+        """Whether a batch of `items` may be drawn now. Does not wait, and takes no lock."""
+        return self.counts().allow(self.rule, "sample", items)
 
 
 def refuse_endless(rule: rate_limits.RateLimiter, inserts: int, samples: int) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fbuf import rate_limits
 from fbuf.checkpoint import Fields
-from fbuf.shown import Shown
-from interop.buffers.rate_counts import Call, RateCounts, refuse_endless
+from interop.buffers.rate_counts import Call, LimiterNumbers, RateCounts, refuse_endless
 from interop.checkpoint.state import Apply
 from interop.host.threads import finished
 from interop.storages import Storage
@@ -31,7 +30,7 @@ class MustWaitError(Exception):
         self.items = items
 
 
-class RateLimiter(Shown):
+class RateLimiter(LimiterNumbers):
     """Has writes wait for draws, and draws for writes, as the rate limiters of Reverb do (arXiv:2102.04736).
 
     `samples_per_insert`, `min_size` and `error_buffer` are those of `fbuf.RateLimiter`, which has the rule. Given to a
@@ -97,29 +96,6 @@ class RateLimiter(Shown):
             raise ValueError(f"timeout must be at least 0 seconds, or None to wait without end, got {value!r}")
         self._timeout = None if value is None or value == math.inf else float(value)
 
-    @property
-    def inserted(self) -> int:
-        """Items ever written, as the limiter counts them; 0 without a buffer."""
-        return self._counts().inserted
-
-    @property
-    def sampled(self) -> int:
-        """Items ever drawn, as the limiter counts them; 0 without a buffer."""
-        return self._counts().sampled
-
-    @property
-    def diff(self) -> float:
-        """`inserted * samples_per_insert - sampled`: between `rule.min_diff` and `rule.max_diff` in the long run."""
-        return self._counts().diff(self.rule)
-
-    def can_insert(self, items: int = 1) -> bool:
-        """Whether `items` may be written now. Does not wait, and takes no lock."""
-        return self._counts().allow(self.rule, "extend", items)
-
-    def can_sample(self, items: int = 1) -> bool:
-        """Whether a batch of `items` may be drawn now. Does not wait, and takes no lock."""
-        return self._counts().allow(self.rule, "sample", items)
-
     def stop(self) -> None:
         """Have calls of this process that wait, and later ones that would, raise RuntimeError: the other side has ended.
 
@@ -132,11 +108,11 @@ class RateLimiter(Shown):
         self._stopped = False
         if (storage := self._reference()) is not None:
             with storage.lock.held():
-                self._put(self._counts().balanced(self.rule))
+                self._put(self.counts().balanced(self.rule))
 
     def stats(self) -> dict[str, int | float | bool]:
         """Plain numbers for logs: the counters, the band, and the waits of this process, in calls and seconds."""
-        numbers = self._counts().numbers(self.rule)
+        numbers = self.counts().numbers(self.rule)
         for call in self._waits:
             numbers[f"limiter/{call}_waits"] = self._waits[call]
             numbers[f"limiter/{call}_wait_seconds"] = self._seconds[call]
@@ -173,7 +149,7 @@ class RateLimiter(Shown):
         """Count what is written to this storage and drawn from it. Its lock is held."""
         self._reference = weakref.ref(storage)
         if not storage.ring.is_limited:
-            counts = self._counts()
+            counts = self.counts()
             self._put(RateCounts(max(counts.inserted, counts.size), 0, counts.size).balanced(self.rule))
 
     def refuse_insert(self, items: int, largest_draw: Callable[[], int]) -> None:
@@ -181,7 +157,7 @@ class RateLimiter(Shown):
 
         ValueError where it could wait without end for a batch of `largest_draw()` items, which is asked for only then.
         """
-        counts = self._counts()
+        counts = self.counts()
         if not counts.allow(self.rule, "extend", items):
             refuse_endless(self.rule, items, largest_draw())
             raise MustWaitError("extend", items)
@@ -189,7 +165,7 @@ class RateLimiter(Shown):
     def refuse_draw(self, items: int) -> None:
         """MustWaitError if so many items may not be drawn now. The lock is held."""
         self._storage.guard.refuse_forked_child()
-        if not self._counts().allow(self.rule, "sample", items):
+        if not self.counts().allow(self.rule, "sample", items):
             refuse_endless(self.rule, 1, items)
             raise MustWaitError("sample", items)
 
@@ -226,7 +202,7 @@ class RateLimiter(Shown):
         if self._storage.lock.threads.is_mine():
             raise RuntimeError(
                 f"{call}() would have to wait for the limiter, while this thread holds the lock of the storage, which the "
-                f"other side needs: {self._counts().account(self.rule, call, items)}. Release it first"
+                f"other side needs: {self.counts().account(self.rule, call, items)}. Release it first"
             )
         start = time.monotonic()
         if begun is None:
@@ -248,14 +224,14 @@ class RateLimiter(Shown):
 
     def _message(self, call: Call, items: int) -> str:
         done = "written" if call == "extend" else "drawn"
-        return f"{self._counts().account(self.rule, call, items)}. Nothing was {done}"
+        return f"{self.counts().account(self.rule, call, items)}. Nothing was {done}"
 
     def _allows(self, call: Call, items: int) -> bool:
         storage = self._storage
         if storage.lock.hooked:  # what other processes did is seen under the lock
             with storage.lock.held():
-                return self._counts().allow(self.rule, call, items)
-        return self._counts().allow(self.rule, call, items)
+                return self.counts().allow(self.rule, call, items)
+        return self.counts().allow(self.rule, call, items)
 
     # ------------------------------------------------------------------ counters
 
@@ -266,7 +242,8 @@ class RateLimiter(Shown):
             raise RuntimeError("the limiter belongs to no buffer: pass it as ReplayBuffer(limiter=...)")
         return storage
 
-    def _counts(self) -> RateCounts:
+    def counts(self) -> RateCounts:
+        """What was written and drawn until now; zeros without a buffer. Takes no lock."""
         storage = self._reference()
         if storage is None:
             return RateCounts(0, 0, 0)
@@ -294,7 +271,7 @@ class RateLimiter(Shown):
 
     def state(self) -> dict[str, Any]:
         """The rule as text, and the counters. The lock is held."""
-        counts = self._counts()
+        counts = self.counts()
         return {"rule": repr(self.rule), "inserted": counts.inserted, "sampled": counts.sampled}
 
     def with_state(self, tree: object, where: str) -> Apply:
@@ -309,11 +286,6 @@ class RateLimiter(Shown):
         if fields.text("rule") != repr(self.rule):
             return self.restart
         return partial(self.carry, RateCounts(inserted, sampled, 0))
-
-    @property
-    def counts(self) -> RateCounts:
-        """The counters. The lock is held."""
-        return self._counts()
 
     def carry(self, counts: RateCounts) -> None:
         """Go on from these counters, under the lock: after a load, or on another storage with the same rows."""
@@ -336,7 +308,7 @@ class RateLimiter(Shown):
         yield from (("samples_per_insert", rule.samples_per_insert), ("min_size", rule.min_size))
         yield from (("error_buffer", rule.error_buffer), ("timeout", self._timeout))
         if self._reference() is not None:
-            counts = self._counts()
+            counts = self.counts()
             yield from (("inserted", counts.inserted), ("sampled", counts.sampled))
 
 

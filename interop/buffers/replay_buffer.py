@@ -441,7 +441,7 @@ class ReplayBuffer(Sampled):
                         self.limiter.check_fit(made.storage, self._batch_size, prefetches=False)
                     put = None if made.sampler is None else self._sampler.with_state(made.sampler)
                     finished(
-                        partial(self._exchange_all, made, put, None if self.limiter is None else self.limiter.counts)
+                        partial(self._exchange_all, made, put, None if self.limiter is None else self.limiter.counts())
                     )
             except BaseException:
                 if self._storage is not made.storage:

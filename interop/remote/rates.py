@@ -4,9 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fbuf import rate_limits
-from fbuf.shown import Shown
-from interop.buffers.rate_counts import Call, RateCounts, refuse_endless
+from interop.buffers.rate_counts import Call, LimiterNumbers, RateCounts, refuse_endless
 from interop.buffers.rate_limiter import RateLimiter, looks
 from interop.remote.shards import Shards
 
@@ -22,7 +20,7 @@ class Admitted:
         self.items = items
 
 
-class RemoteLimiter(Shown):
+class RemoteLimiter(LimiterNumbers):
     """A client's view of the limiter of a remote buffer. It has the numbers of a `RateLimiter`.
 
     A call is counted when it is admitted, and no more if it fails: so the band holds for all clients together. This costs
@@ -35,7 +33,7 @@ class RemoteLimiter(Shown):
     """
 
     def __init__(self, limiter: RateLimiter, shards: Shards) -> None:
-        self.rule: rate_limits.RateLimiter = limiter.rule
+        self.rule = limiter.rule
         self.timeout = limiter.timeout
         self._shards = shards
 
@@ -43,24 +41,6 @@ class RemoteLimiter(Shown):
         """What was written and drawn, by all clients."""
         found: RateCounts = self._shards.coordinate("rates")
         return found
-
-    @property
-    def inserted(self) -> int:
-        """Items ever written."""
-        return self.counts().inserted
-
-    @property
-    def sampled(self) -> int:
-        """Items ever drawn."""
-        return self.counts().sampled
-
-    def can_insert(self, items: int = 1) -> bool:
-        """Whether `items` may be written now."""
-        return self.counts().allow(self.rule, "extend", items)
-
-    def can_sample(self, items: int = 1) -> bool:
-        """Whether a batch of `items` may be drawn now."""
-        return self.counts().allow(self.rule, "sample", items)
 
     def stats(self) -> dict[str, int | float | bool]:
         """Plain numbers for logs, as by `RateLimiter.stats` but for the waits."""
