@@ -92,13 +92,15 @@ def _versions(
     storage: Storage, sampler: Sampler, places: tuple[Tensor, ...], given: set[KeyPath]
 ) -> dict[KeyPath, Tensor]:
     """The versions of items that are written now, where the sampler knows such and the caller gives none."""
-    found = {}
-    for key, version in sampler.draws.versions.items():
-        path = as_path(key)
-        if path in given or not len(places[0]) or not columns.has(storage, key, _slots(storage, places)[0]):
-            continue
-        held = columns.read(storage, key, _slots(storage, places))
-        found[path] = torch.maximum(held, torch.full_like(held, version))
+    found: dict[KeyPath, Tensor] = {}
+    versions = {key: version for key, version in sampler.draws.versions.items() if as_path(key) not in given}
+    if not versions or not len(places[0]):
+        return found
+    slots = _slots(storage, places)
+    for key, version in versions.items():
+        if columns.has(storage, key, slots[0]):
+            stored = columns.read(storage, key, slots)
+            found[as_path(key)] = torch.maximum(stored, torch.full_like(stored, version))
     return found
 
 
